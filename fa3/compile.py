@@ -1,0 +1,78 @@
+"""From a key to a compiled kernel, for sm_90a, on any machine. The only module that starts the DSL's compiler."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import tempfile
+from dataclasses import dataclass
+from typing import Any
+
+os.environ.setdefault("CUTE_DSL_ARCH", "sm_90a")  # read by the DSL when it is imported; without a GPU it assumes another
+
+import cutlass
+import cutlass.cute as cute
+from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+
+from fa3.config.types import KernelKey
+from fa3.kernels.forward import DTYPES, Forward, PlainLoop
+from fa3.kernels.forward_overlap import OverlapLoop
+
+MAIN_LOOPS = {"plain": PlainLoop, "overlap": OverlapLoop}
+ANSI = re.compile(r"\x1b\[\d+m")
+
+
+@dataclass(frozen=True)
+class Artefacts:
+    """What the compiler made of a key: for looking at, not for running."""
+
+    key: KernelKey
+    ptx: str
+    cubin: bytes
+    remarks: str
+    """ptxas' own words: registers, spills, warnings."""
+    smem_bytes: int
+
+
+def compile_kernel(key: KernelKey) -> Any:
+    """A TVM-FFI function, callable with torch tensors and exportable with `export_to_c(path, function_name=...)`."""
+    return cute.compile(_host(key), *_arguments(key), options="--enable-tvm-ffi")
+
+
+def artefacts(key: KernelKey) -> Artefacts:
+    """Compiles for inspection: PTX and cubin kept, line information on, ptxas' remarks captured."""
+    host, remarks = _host(key), io.StringIO()
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(remarks):
+        options = f"--keep-ptx --keep-cubin --generate-line-info --dump-dir {folder} remarks{{ptx}}"
+        compiled = cute.compile(host, *_arguments(key), options=options)
+        ptx, cubin = compiled.artifacts.PTX, compiled.artifacts.CUBIN
+    return Artefacts(key, ptx, cubin, ANSI.sub("", remarks.getvalue()), host.smem_bytes)
+
+
+def _host(key: KernelKey) -> Forward:
+    return Forward(key, MAIN_LOOPS[key.config.algorithm])
+
+
+def _arguments(key: KernelKey) -> tuple[Any, ...]:
+    """Stand-ins for a call: every length, head count and stride is a run-time value."""
+    dtype, int32 = DTYPES[key.dtype], cute.sym_int32
+    batch, seqlen_q, seqlen_k, heads, heads_kv = (int32() for _ in range(5))
+    dim, dim_v = int32(divisibility=8), int32(divisibility=8)
+    q = _strided(dtype, (batch, seqlen_q, heads, dim))
+    k = _strided(dtype, (batch, seqlen_k, heads_kv, dim))
+    v = _strided(dtype, (batch, seqlen_k, heads_kv, dim_v))
+    o = _strided(dtype, (batch, seqlen_q, heads, dim_v))
+    lse = make_fake_tensor(
+        cutlass.Float32, (batch, heads, seqlen_q), (cute.sym_int64(), cute.sym_int64(), 1), assumed_align=4
+    )
+    counters = make_fake_tensor(cutlass.Int32, (int32(),), (1,), assumed_align=4)
+    stream = make_fake_stream(use_tvm_ffi_env_stream=True)
+    return q, k, v, o, lse, counters, cutlass.Int32(0), cutlass.Float32(1.0), cutlass.Int32(1), stream
+
+
+def _strided(dtype: Any, shape: tuple[Any, ...]) -> Any:
+    """Any strides that TMA can take: multiples of 16 bytes, the last dimension contiguous."""
+    strides = [cute.sym_int64(divisibility=128 // dtype.width) for _ in shape[:-1]]
+    return make_fake_tensor(dtype, shape, (*strides, 1), assumed_align=16)

@@ -1,0 +1,48 @@
+"""The tuned rows of the forward, and the choice of a row for a problem.
+
+Each row was measured on an H200 against its neighbours (tile sizes, ping-pong, rescaling, the way O is stored); the
+comments say what decided. `benchmarks/results/` holds the measurements.
+"""
+
+from __future__ import annotations
+
+from .types import DType, ForwardConfig, KernelKey
+
+MAX_HEAD_DIM = 256
+
+FORWARD: tuple[ForwardConfig, ...] = (
+    ForwardConfig(64, 64, causal=False, tile_m=192, tile_n=128, rescale="lazy"),
+    ForwardConfig(64, 64, causal=True, tile_m=192, tile_n=128, rescale="lazy"),
+    ForwardConfig(96, 96, causal=False, tile_m=128, tile_n=128),
+    ForwardConfig(96, 96, causal=True, tile_m=128, tile_n=128),
+    ForwardConfig(128, 128, causal=False, tile_m=128, tile_n=160),
+    ForwardConfig(128, 128, causal=True, tile_m=128, tile_n=128),
+    ForwardConfig(192, 128, causal=False, tile_m=128, tile_n=128, store="direct"),
+    ForwardConfig(192, 128, causal=True, tile_m=128, tile_n=128, store="direct"),
+    ForwardConfig(192, 192, causal=False, tile_m=128, tile_n=112, store="direct"),
+    ForwardConfig(192, 192, causal=True, tile_m=128, tile_n=112, store="direct"),
+    ForwardConfig(256, 256, causal=False, tile_m=128, tile_n=80, rescale="lazy", store="direct"),
+    ForwardConfig(256, 256, causal=True, tile_m=128, tile_n=80, rescale="lazy", store="direct"),
+)
+"""Rows in the order in which they are tried: the first that is wide enough wins."""
+
+
+def forward_config(head_dim: int, head_dim_v: int, causal: bool) -> ForwardConfig:
+    """The narrowest row that holds `head_dim` and `head_dim_v` columns.
+
+    Raises ValueError if a dimension is not a multiple of 8 between 8 and 256.
+    """
+    for name, dim in (("head_dim", head_dim), ("head_dim_v", head_dim_v)):
+        if dim % 8 or not 8 <= dim <= MAX_HEAD_DIM:
+            raise ValueError(f"{name} is {dim}; it must be a multiple of 8 from 8 to {MAX_HEAD_DIM}")
+    for row in FORWARD:
+        if row.causal == causal and row.head_dim >= head_dim and row.head_dim_v >= head_dim_v:
+            return row
+    raise AssertionError("the table has a row of 256 for every mask")
+
+
+def forward_key(
+    head_dim: int, head_dim_v: int, causal: bool, dtype: DType, negative_scale: bool = False
+) -> KernelKey:
+    """The key of the kernel that runs a problem of these dimensions."""
+    return KernelKey(forward_config(head_dim, head_dim_v, causal), dtype, negative_scale)

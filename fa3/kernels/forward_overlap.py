@@ -1,0 +1,99 @@
+"""Algorithm 2 of FlashAttention-3: the main loop that overlaps the GEMMs and the softmax of one warpgroup.
+
+Roles, edges, shared memory and epilogue are those of `forward.py`; this file replaces its `PlainLoop`.
+
+Timeline of a warpgroup; while the softmax of block j runs, P V of block j - 1 is on the tensor cores::
+
+    tensor cores   S_0 |         | S_1  P_0 V_0 | S_2  P_1 V_1 | ...            | P_n V_n
+    softmax             | soft 0 |      | soft 1      | soft 2 ...  | soft n |
+
+Steps, as in the paper (arXiv 2407.08608, Algorithm 2), with blocks counted from the last key block:
+
+    prologue   S_0 = Q K_0^T; softmax; P_cur
+    for j      start S_next = Q K_j^T; start O += P_cur V_(j-1); wait for S_next; softmax; wait for O, rescale it;
+               release the stages; P_cur = P_next
+    drain      O += P_cur V_last
+
+It costs tile_m * tile_n * 4 bytes of registers: S of one block and P of the one before are alive together. The
+compiler may reorder; `python -m fa3.sass forward` counts the exponentials that are issued while a GEMM is in flight.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from fa3.pipeline.cursor import Cursor
+from fa3.pipeline.ring import Ring
+
+from .forward import Gemms
+from .parts.gemm import wait_gemms
+from .parts.softmax import OnlineSoftmax
+
+
+@dataclass(frozen=True)
+class OverlapLoop:
+    """Algorithm 2: the scores of the next block are under way while this block's are exponentiated."""
+
+    gemms: Gemms
+    rings: dict[str, Ring]
+    turns: Any
+    softmax: OnlineSoftmax
+    mask: Any
+
+    @cute.jit
+    def run(self, q: Cursor, k: Cursor, v: Cursor, first_row: Int32, blocks: Int32):
+        """All `blocks` key blocks of a tile, from the last; `first_row`: the warpgroup's first query row."""
+        hidden = self.softmax.extremum.hidden
+        # prologue
+        self.rings["k"].wait(k)
+        self.gemms.start_scores(q, k)
+        wait_gemms(0)
+        self.rings["k"].release(k)
+        k = k.advance()
+        self.mask.hide(self.gemms.acc_S, hidden, first_row, blocks - 1)
+        self.softmax.step(self.gemms.acc_S)
+        self.gemms.take_p()
+        # main loop: first the other blocks that the mask cuts, then those that every row sees whole
+        clear = blocks - 1
+        if cutlass.const_expr(not self.mask.cuts_one_block):
+            clear = cutlass.min(self.mask.clear_blocks(first_row), blocks - 1)
+            for j in cutlass.range(blocks - 1 - clear, unroll=1):
+                self._start(q, k, v)
+                self.mask.hide(self.gemms.acc_S, hidden, first_row, blocks - 2 - j)
+                self._finish(v)
+                k, v = k.advance(), v.advance()
+        for _ in cutlass.range(clear, unroll=1):
+            self._start(q, k, v)
+            self._finish(v)
+            k, v = k.advance(), v.advance()
+        self.rings["q"].release(q)
+        # drain
+        self.rings["v"].wait(v)
+        self.gemms.start_output(v)
+        wait_gemms(0)
+        self.rings["v"].release(v)
+        return k, v.advance()
+
+    @cute.jit
+    def _start(self, q: Cursor, k: Cursor, v: Cursor):
+        """Both GEMMs on their way; returns when S_next is there and O += P_cur V still runs."""
+        self.rings["k"].wait(k)
+        self.turns.wait()
+        self.gemms.start_scores(q, k)
+        self.rings["v"].wait(v)
+        self.gemms.start_output(v)
+        self.turns.give()
+        wait_gemms(1)
+        self.rings["k"].release(k)
+
+    @cute.jit
+    def _finish(self, v: Cursor):
+        """Softmax of S_next under the running P V; then O is scaled and P_next takes P_cur's place."""
+        correction = self.softmax.step(self.gemms.acc_S)
+        wait_gemms(0)
+        self.rings["v"].release(v)
+        self.gemms.take_p()
+        self.softmax.rescale(self.gemms.acc_O, correction)

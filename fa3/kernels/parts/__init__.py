@@ -1,0 +1,1 @@
+"""The machine's side of the kernels: GEMMs, softmax, masks, copies, epilogues and the tile schedule."""

@@ -1,0 +1,121 @@
+"""The order in which the query tiles of all heads and batches are computed, and who computes which.
+
+CTAs are persistent: each starts with the tile of its own number and draws the next from a counter in global memory, so
+a CTA that got short tiles takes more of them. Two things decide the order. Neighbours in time should share keys: heads
+are taken in *sections* whose keys and values fit in half of the L2 cache together. And under a causal mask a section
+starts with its longest tiles (the last query rows), so that the short ones fill the gaps at the end.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+SECTION_BYTES = 32 * 1024 * 1024
+"""Keys and values of a section: a little over half of an H100's 50 MiB L2, the rest is for Q, O and what streams by."""
+
+
+class Tile(NamedTuple):
+    """One CTA's work: query rows from `m_block * tile_m`, of one head and batch; `head_kv` is the head of its keys."""
+
+    m_block: Int32
+    head: Int32
+    head_kv: Int32
+    batch: Int32
+
+
+class TileSpace(NamedTuple):
+    """All tiles of a launch as one range of numbers, with the divisors that take a number apart."""
+
+    count: Int32
+    last_m_block: Int32
+    last_section: Int32
+    section_heads: Int32
+    m_blocks: cute.FastDivmodDivisor
+    per_section: cute.FastDivmodDivisor
+    heads_in_section: cute.FastDivmodDivisor
+    heads_in_last: cute.FastDivmodDivisor
+    heads: cute.FastDivmodDivisor
+    group: cute.FastDivmodDivisor
+
+    @classmethod
+    def over(cls, m_blocks, heads, heads_kv, batches, kv_bytes) -> "TileSpace":
+        """Host side. `kv_bytes`: keys and values of one head of one batch."""
+        divisor = cute.fast_divmod_create_divisor
+        total = heads * batches
+        group = heads // heads_kv
+        fitting = cutlass.max(Int32(SECTION_BYTES // kv_bytes), 1) * group
+        in_section = cutlass.min(fitting, total)
+        sections = cute.ceil_div(total, in_section)
+        return cls(
+            count=m_blocks * total,
+            last_m_block=m_blocks - 1,
+            last_section=sections - 1,
+            section_heads=in_section,
+            m_blocks=divisor(m_blocks),
+            per_section=divisor(in_section * m_blocks),
+            heads_in_section=divisor(in_section),
+            heads_in_last=divisor(total - (sections - 1) * in_section),
+            heads=divisor(heads),
+            group=divisor(group),
+        )
+
+
+@dataclass(frozen=True)
+class RowsFirst:
+    """All tiles of a head one after the other: with equal tiles the reuse of its keys in L2 is all that matters."""
+
+    space: TileSpace
+
+    @cute.jit
+    def tile(self, number: Int32):
+        head_of_all, m_block = divmod(number, self.space.m_blocks)
+        return _tile(self.space, head_of_all, m_block)
+
+
+@dataclass(frozen=True)
+class LongestFirst:
+    """Within a section all heads' last tiles first, then their last but one, and so on."""
+
+    space: TileSpace
+
+    @cute.jit
+    def tile(self, number: Int32):
+        space = self.space
+        section, rest = divmod(number, space.per_section)
+        row, head = divmod(rest, space.heads_in_section)
+        if section == space.last_section:
+            row, head = divmod(rest, space.heads_in_last)
+        return _tile(space, section * space.section_heads + head, space.last_m_block - row)
+
+
+@cute.jit
+def _tile(space: TileSpace, head_of_all: Int32, m_block: Int32):
+    batch, head = divmod(head_of_all, space.heads)
+    head_kv, _ = divmod(head, space.group)
+    return Tile(m_block, head, head_kv, batch)
+
+
+@dataclass(frozen=True)
+class TileCounter:
+    """The counter in global memory that tiles past the first one are drawn from.
+
+    It starts at 0 and is 0 again when the launch ends: every CTA draws until it gets a number past the end, so the
+    draws of a launch are exactly as many as its tiles, and whoever draws the last one sets the counter back.
+    """
+
+    counter: cute.Pointer
+    count: Int32
+
+    @cute.jit
+    def draw(self):
+        """One warp: the number of its next tile; `count` or more when there is none left."""
+        drawn = Int32(0)
+        if cute.arch.lane_idx() == 0:
+            drawn = cute.arch.atomic_add(self.counter, Int32(1), sem="relaxed", scope="gpu")
+            if drawn == self.count - 1:
+                cute.make_tensor(self.counter, cute.make_layout(1))[0] = Int32(0)
+        grid, _, _ = cute.arch.grid_dim()
+        return cute.arch.shuffle_sync(drawn, 0) + grid

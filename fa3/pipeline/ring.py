@@ -1,0 +1,82 @@
+"""A circular buffer between roles, guarded by mbarriers.
+
+Every stage has two barriers. `full` completes when the stage's data has arrived, `empty` when every reader is done
+with it. A producer *acquires* a stage (waits until it is empty) and *commits* it; a consumer *waits* for it and
+*releases* it. In lap L of the ring, `full` completes its phase L and `empty` its phase L; an `mbarrier` wait with
+parity p passes once the phase of that parity is complete, and a fresh barrier passes parity 1. So a consumer waits
+with its cursor's phase and a producer with the opposite one, which lets the first lap through without waiting.
+
+Source: PTX ISA, `mbarrier`; FlashAttention-3 (arXiv 2407.08608), Algorithm 1, "ring".
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from .cursor import Cursor
+from .topology import EdgePlan, Topology
+
+
+@dataclass(frozen=True)
+class Ring:
+    """The run-time side of an edge: pointers to its `full` and `empty` barriers, one of each per stage."""
+
+    plan: EdgePlan
+    full: cute.Pointer
+    empty: cute.Pointer
+
+    def cursor(self) -> Cursor:
+        """The first stage of the first lap, as run-time integers."""
+        return Cursor(Int32(0), Int32(0), self.plan.edge.stages)
+
+    @cute.jit
+    def acquire(self, cursor: Cursor):
+        """Producer warp: wait until the stage is empty. If the copy engine fills it, announce the bytes to come."""
+        cute.arch.mbarrier_wait(self.empty + cursor.stage, cursor.phase ^ 1)
+        if cutlass.const_expr(self.plan.edge.bytes > 0):
+            with cute.arch.elect_one():
+                cute.arch.mbarrier_arrive_and_expect_tx(self.full + cursor.stage, self.plan.edge.bytes)
+
+    def barrier(self, cursor: Cursor):
+        """The barrier that a TMA load of this stage reports its bytes to; with it a load needs no commit."""
+        return self.full + cursor.stage
+
+    @cute.jit
+    def commit(self, cursor: Cursor):
+        """Producer warp: what its elected lane wrote into the stage is there to be read."""
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive(self.full + cursor.stage)
+
+    @cute.jit
+    def wait(self, cursor: Cursor):
+        """Consumer: wait until the stage has arrived."""
+        cute.arch.mbarrier_wait(self.full + cursor.stage, cursor.phase)
+
+    @cute.jit
+    def release(self, cursor: Cursor):
+        """Consumer warp: done reading the stage; one lane arrives for the warp."""
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive(self.empty + cursor.stage)
+
+
+def make_rings(topology: Topology, barriers: cute.Pointer) -> dict[str, Ring]:
+    """Binds every edge to its barriers in shared memory (`topology.barriers` 64-bit words from `barriers`)."""
+    rings = {}
+    for plan in topology.plans:
+        full = barriers + plan.first_barrier
+        rings[plan.edge.name] = Ring(plan, full, full + plan.edge.stages)
+    return rings
+
+
+@cute.jit
+def init_barriers(topology: cutlass.Constexpr, barriers: cute.Pointer):
+    """One warp of the CTA: sets the arrive counts. Every thread must pass a CTA barrier before it uses a ring."""
+    with cute.arch.elect_one():
+        for plan in topology.plans:
+            for stage in range(plan.edge.stages):
+                full = barriers + plan.first_barrier + stage
+                cute.arch.mbarrier_init(full, plan.full_arrivals)
+                cute.arch.mbarrier_init(full + plan.edge.stages, plan.empty_arrivals)
+    cute.arch.mbarrier_init_fence()
