@@ -10,7 +10,9 @@ import tempfile
 from dataclasses import dataclass
 from typing import Any
 
-os.environ.setdefault("CUTE_DSL_ARCH", "sm_90a")  # read by the DSL when it is imported; without a GPU it assumes another
+os.environ.setdefault(
+    "CUTE_DSL_ARCH", "sm_90a"
+)  # read by the DSL when it is imported; without a GPU it assumes another
 
 import cutlass
 import cutlass.cute as cute

@@ -62,7 +62,10 @@ class KernelKey:
 
     @property
     def name(self) -> str:
-        """A readable, unique, file-name-safe name, e.g. `forward_bf16_d128_causal_m128n128s2_overlap_pingpong_always_staged`."""
+        """A readable, unique name that is safe in a file name.
+
+        For example `forward_bf16_d128_causal_m128n128s2_overlap_pingpong_lazy_staged`.
+        """
         c = self.config
         dims = f"d{c.head_dim}" if c.head_dim == c.head_dim_v else f"d{c.head_dim}v{c.head_dim_v}"
         mask = "causal" if c.causal else "full"

@@ -25,7 +25,6 @@ Key blocks are walked from the last to the first: only the last ones can need a 
 main loop (`PlainLoop`) by Algorithm 2's and shares the rest.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -36,14 +35,14 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 from cutlass.memory import SmemAllocator
 
+from fa3.config.budget import ROWS_OF_WARPGROUP as ROWS
+from fa3.config.budget import TILE_SLOTS, check_forward, forward_registers, forward_topology
 from fa3.config.types import ForwardConfig, KernelKey
 from fa3.layouts.fragments_dsl import as_a_operand_16
 from fa3.pipeline.barriers import BarrierNames, WarpgroupBarrier, make_turns
 from fa3.pipeline.cursor import Cursor
-from fa3.pipeline.registers import BUDGETS
 from fa3.pipeline.ring import Ring, init_barriers, make_rings
-from fa3.pipeline.schedule import RoleSchedule, load_and_math
-from fa3.pipeline.topology import Edge, Topology
+from fa3.pipeline.topology import Topology
 
 from .parts.epilogue import Direct, Staged, store_lse
 from .parts.gemm import convert_16, start_gemm, wait_gemms
@@ -54,18 +53,16 @@ from .parts.tma import TmaOperand, dim_major, load_operand, partition, sequence_
 
 ROW_MAJOR, COL_MAJOR = cutlass.tensor_utils.LayoutEnum.ROW_MAJOR, cutlass.tensor_utils.LayoutEnum.COL_MAJOR
 DTYPES = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16}
-ROWS = 64
-"""Query rows of a math warpgroup: the M of one WGMMA."""
 SMEM_ALIGNMENT = 1024
 """The 128-byte swizzle repeats after 8 rows, and its pattern counts from an address that is a multiple of this."""
 
 
-# ---------------------------------------------------------------------------------------- shared memory, edges, barriers
+# --------------------------------------------------------------------------------------- shared memory, edges, barriers
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a key implies before anything runs: MMAs, shared-memory layouts, roles, edges and named barriers."""
+    """What a key implies before anything runs: MMAs, shared-memory layouts, edges and named barriers."""
 
     config: ForwardConfig
     dtype: Any
@@ -75,7 +72,6 @@ class Plan:
     lK: cute.ComposedLayout
     lV: cute.ComposedLayout
     lO: cute.ComposedLayout
-    schedule: RoleSchedule
     topology: Topology
     barriers: BarrierNames
 
@@ -85,9 +81,6 @@ class Plan:
         groups = c.math_warpgroups
         k_major, mn_major = OperandMajorMode.K, OperandMajorMode.MN
         registers = warpgroup.OperandSource.RMEM
-        schedule = load_and_math(groups)
-        math_roles = tuple(f"math{i}" for i in range(groups))
-        row, kv = ROWS * dtype.width // 8, c.tile_n * dtype.width // 8
         return cls(
             config=c,
             dtype=dtype,
@@ -99,14 +92,7 @@ class Plan:
             lK=hopper.make_smem_layout_b(ROW_MAJOR, (ROWS, c.tile_n, c.head_dim), dtype, c.stages),
             lV=hopper.make_smem_layout_b(COL_MAJOR, (ROWS, c.head_dim_v, c.tile_n), dtype, c.stages),
             lO=hopper.make_smem_layout_epi(dtype, ROW_MAJOR, (ROWS, c.head_dim_v), groups),
-            schedule=schedule,
-            topology=Topology.of(
-                schedule,
-                Edge("tile", "load", math_roles, stages=2),
-                Edge("q", "load", math_roles, stages=groups, bytes=row * c.head_dim, private=True),
-                Edge("k", "load", math_roles, stages=c.stages, bytes=kv * c.head_dim),
-                Edge("v", "load", math_roles, stages=c.stages, bytes=kv * c.head_dim_v),
-            ),
+            topology=forward_topology(c),
             barriers=BarrierNames((("turn", groups), ("rows", groups))),
         )
 
@@ -120,7 +106,7 @@ class Plan:
         @cute.struct
         class Storage:
             barriers: cute.struct.MemRange[cutlass.Int64, self.topology.barriers]
-            tiles: cute.struct.MemRange[Int32, self.topology["tile"].edge.stages]
+            tiles: cute.struct.MemRange[Int32, TILE_SLOTS]
             q: buffer(self.lQ)
             k: buffer(self.lK)
             v: buffer(self.lV)
@@ -163,7 +149,7 @@ class Load:
         groups = self.plan.config.math_warpgroups
         q, k, v, out = (self.rings[name].cursor() for name in ("q", "k", "v", "tile"))
         number, _, _ = cute.arch.block_idx()
-        while number < self.counter.count:
+        while number < self.order.space.count:
             tile = self.order.tile(number)
             first_row = tile.m_block * self.plan.config.tile_m
             blocks = self.mask.blocks(first_row, self.plan.config.tile_m)
@@ -223,36 +209,40 @@ class Math:
     order: Any
     mask: Any
     main_loop: Any
-    softmax: OnlineSoftmax
     epilogue: Any
     mLSE: cute.Tensor
     warpgroup: Int32
-    acc_O: cute.Tensor
-    count: Int32
 
     @cute.jit
     def run(self):
         groups, tile_m = self.plan.config.math_warpgroups, self.plan.config.tile_m
+        softmax, acc_O = self.main_loop.softmax, self.main_loop.gemms.acc_O
         q = Cursor(self.warpgroup, Int32(0), groups)
         k, v, tiles = (self.rings[name].cursor() for name in ("k", "v", "tile"))
         self.main_loop.turns.open()
         number, _, _ = cute.arch.block_idx()
-        while number < self.count:
+        while number < self.order.space.count:
             tile = self.order.tile(number)
             first_row = tile.m_block * tile_m
             blocks = self.mask.blocks(first_row, tile_m)
-            self.softmax.reset()
-            self.acc_O.fill(0.0)
+            softmax.reset()
+            acc_O.fill(0.0)
             if blocks > 0:
+                own_row = first_row + ROWS * self.warpgroup
+                own = cutlass.min(self.mask.blocks(own_row, ROWS), blocks)
+                k, v = self.main_loop.pass_over(k, v, blocks - own, own)
                 self.rings["q"].wait(q)
-                k, v = self.main_loop.run(q, k, v, first_row + ROWS * self.warpgroup, blocks)
+                if own > 0:
+                    k, v = self.main_loop.run(q, k, v, own_row, own)
+                else:
+                    self.rings["q"].release(q)
                 q = Cursor(self.warpgroup, q.phase ^ 1, groups)
             number = self._next_tile(tiles)
             tiles = tiles.advance()
-            lse = self.softmax.finish(self.acc_O)
+            lse = softmax.finish(acc_O)
             row_block = tile.m_block * groups + self.warpgroup
             store_lse(self.mLSE, lse, tile, row_block)
-            self.epilogue.store(self.acc_O, tile, row_block)
+            self.epilogue.store(acc_O, tile, row_block)
         self.epilogue.drain()
 
     @cute.jit
@@ -320,22 +310,31 @@ class PlainLoop:
 
     @cute.jit
     def run(self, q: Cursor, k: Cursor, v: Cursor, first_row: Int32, blocks: Int32):
-        """All `blocks` key blocks of a tile, from the last; `first_row`: the warpgroup's first query row."""
+        """The `blocks` key blocks that these rows see, from the last; `first_row`: the warpgroup's first query row."""
         clear = cutlass.min(self.mask.clear_blocks(first_row), blocks)
         for j in cutlass.range(blocks - clear, unroll=1):
-            self._start(q, k)
+            self._scores(q, k)
             self.mask.hide(self.gemms.acc_S, self.softmax.extremum.hidden, first_row, blocks - 1 - j)
-            self._finish(v)
+            self._output(v)
             k, v = k.advance(), v.advance()
         for _ in cutlass.range(clear, unroll=1):
-            self._start(q, k)
-            self._finish(v)
+            self._scores(q, k)
+            self._output(v)
             k, v = k.advance(), v.advance()
         self.rings["q"].release(q)
         return k, v
 
     @cute.jit
-    def _start(self, q: Cursor, k: Cursor):
+    def pass_over(self, k: Cursor, v: Cursor, blocks: Int32, own: Int32):
+        """Lets `blocks` key blocks go by that other warpgroups see and this one does not; one turn for each block."""
+        for _ in cutlass.range(blocks, unroll=1):
+            self.turns.wait()
+            self.turns.give()
+            k, v = let_pass(self.rings, k, v)
+        return k, v
+
+    @cute.jit
+    def _scores(self, q: Cursor, k: Cursor):
         """S = Q K_j^T, with the tensor cores to ourselves."""
         self.rings["k"].wait(k)
         self.turns.wait()
@@ -345,15 +344,25 @@ class PlainLoop:
         self.rings["k"].release(k)
 
     @cute.jit
-    def _finish(self, v: Cursor):
+    def _output(self, v: Cursor):
         """Softmax, then O = diag(correction) O + P V_j."""
-        correction = self.softmax.step(self.gemms.acc_S)
+        self.softmax.step(self.gemms.acc_S)
         self.gemms.take_p()
-        self.softmax.rescale(self.gemms.acc_O, correction)
+        self.softmax.rescale(self.gemms.acc_O)
         self.rings["v"].wait(v)
         self.gemms.start_output(v)
         wait_gemms(0)
         self.rings["v"].release(v)
+
+
+@cute.jit
+def let_pass(rings: cutlass.Constexpr, k: Cursor, v: Cursor):
+    """Releases a block of K and of V unread. It must have arrived: released early it would count for the lap before."""
+    rings["k"].wait(k)
+    rings["k"].release(k)
+    rings["v"].wait(v)
+    rings["v"].release(v)
+    return k.advance(), v.advance()
 
 
 # ------------------------------------------------------------------------------------------------------ kernel and host
@@ -365,6 +374,7 @@ class Forward:
 
     def __init__(self, key: KernelKey, main_loop: Any = PlainLoop):
         self.key, self.main_loop = key, main_loop
+        check_forward(key.config)
         self.mask = MASKS[key.config.causal]
         self.order = LongestFirst if key.config.causal else RowsFirst
         self.extremum = Extremum.of(key.negative_scale)
@@ -424,7 +434,7 @@ class Forward:
         sQ = storage.q.get_tensor(plan.lQ.outer, swizzle=plan.lQ.inner)
         sK = storage.k.get_tensor(plan.lK.outer, swizzle=plan.lK.inner)
         sV = storage.v.get_tensor(plan.lV.outer, swizzle=plan.lV.inner)
-        sTile = storage.tiles.get_tensor(cute.make_layout(2))
+        sTile = storage.tiles.get_tensor(cute.make_layout(TILE_SLOTS))
         barriers = storage.barriers.data_ptr()
         if warp == 0:
             init_barriers(plan.topology, barriers)
@@ -433,7 +443,7 @@ class Forward:
         rings = make_rings(plan.topology, barriers)
         mask = self.mask(operands.mO.shape[0], seqlen_k, c.tile_n)
         order = self.order(space)
-        budget = BUDGETS[c.math_warpgroups]
+        budget = forward_registers(c)
         if warp < 4:
             cute.arch.setmaxregister_decrease(budget.load)
             if warp == 0:
@@ -452,6 +462,4 @@ class Forward:
             else:
                 epilogue = Direct(operands.mO)
             main_loop = self.main_loop(gemms, rings, turns, softmax, mask)
-            Math(
-                plan, rings, sTile, order, mask, main_loop, softmax, epilogue, operands.mLSE, group, gemms.acc_O, space.count
-            ).run()
+            Math(plan, rings, sTile, order, mask, main_loop, epilogue, operands.mLSE, group).run()

@@ -22,6 +22,8 @@ class BarrierNames:
     events: tuple[tuple[str, int], ...]
 
     def __post_init__(self) -> None:
+        if any(count < 1 for _, count in self.events):
+            raise ValueError(f"{self.events}: every event needs at least one barrier")
         if sum(count for _, count in self.events) > LAST_BARRIER:
             raise ValueError(f"{self.events}: a CTA has {LAST_BARRIER} named barriers")
         names = [name for name, _ in self.events]

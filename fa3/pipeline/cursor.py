@@ -28,7 +28,7 @@ def type_of_int() -> Any:
 
 @dataclass(frozen=True)
 class Cursor:
-    """The `stage` of a ring of `stages`, and the `phase` (0 or 1) of the lap around it that the next step belongs to."""
+    """The `stage` of a ring of `stages`, and the `phase` (0 or 1) of the lap that the next step belongs to."""
 
     stage: Any
     phase: Any

@@ -2,7 +2,8 @@
 
 A CTA starts with the same number of registers for every thread. A role that only steers copies gives most of its own
 back, and the math roles take them. The hardware's rules (PTX ISA, `setmaxnreg`): a multiple of 8 between 24 and 256,
-executed by whole warpgroups, and never more than the SM has.
+executed by whole warpgroups, and only what other warpgroups of the CTA have given back. What the CTA did not get at
+launch it never gets, even if the SM has it to spare: who asks for more waits for ever.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ class RegisterBudget:
                     f"{role} asks for {count} registers; setmaxnreg takes multiples of {GRANULE} "
                     f"from {SMALLEST} to {LARGEST}"
                 )
-        if self.total > REGISTERS_PER_SM:
+        if self.total > self.pool:
             raise ValueError(
                 f"{self.load} x 128 + {self.math} x 128 x {self.math_warpgroups} = {self.total} registers; "
-                f"an SM has {REGISTERS_PER_SM}"
+                f"the CTA starts with {self.pool} and gets no more"
             )
         if not self.load <= self.entry <= self.math:
             raise ValueError(
@@ -43,13 +44,23 @@ class RegisterBudget:
 
     @property
     def total(self) -> int:
+        """Registers of the CTA after the exchange."""
         return THREADS_PER_WARPGROUP * (self.load + self.math * self.math_warpgroups)
 
     @property
     def entry(self) -> int:
         """Registers per thread at launch: the SM's, divided evenly, rounded down to the granule, at most 255."""
+        return min(self._even, ENTRY_LIMIT)
+
+    @property
+    def pool(self) -> int:
+        """Registers that the CTA owns from launch to exit. They come in granules: 256 where 255 are used."""
+        return self._even * THREADS_PER_WARPGROUP * (1 + self.math_warpgroups)
+
+    @property
+    def _even(self) -> int:
         even = REGISTERS_PER_SM // (THREADS_PER_WARPGROUP * (1 + self.math_warpgroups))
-        return min(even // GRANULE * GRANULE, ENTRY_LIMIT)
+        return min(even // GRANULE * GRANULE, LARGEST)
 
 
 BUDGETS = {

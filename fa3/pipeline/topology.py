@@ -14,7 +14,6 @@ from .schedule import RoleSchedule
 BARRIERS_PER_STAGE = 2
 """`full` (the buffer has arrived) and `empty` (the buffer is free)."""
 BYTES_PER_BARRIER = 8
-MAX_ARRIVALS = (1 << 20) - 1
 MAX_TRANSACTION_BYTES = (1 << 20) - 1
 
 
@@ -56,14 +55,15 @@ class Topology:
 
     @classmethod
     def of(cls, schedule: RoleSchedule, *edges: Edge) -> Topology:
-        """Derives the arrive counts. One arrival fills a stage (an elected lane, for TMA together with its bytes); one
-        lane of every consuming warp frees it: `wgmma.wait_group` speaks for the waiting warp alone, so a single
-        arrival for a warpgroup could free a stage that another of its warps still reads."""
+        """Derives the arrive counts. One lane of every producing warp fills a stage (for TMA it is one warp, together
+        with its bytes); one lane of every consuming warp frees it: `wgmma.wait_group` speaks for the waiting warp
+        alone, so a single arrival for a warpgroup could free a stage that another of its warps still reads."""
         plans, first = [], 0
         for edge in edges:
             _check(schedule, edge)
             readers = [schedule[name].issuing for name in edge.consumers]
-            plan = EdgePlan(edge, 1, readers[0] if edge.private else sum(readers), first)
+            writers = schedule[edge.producer].issuing
+            plan = EdgePlan(edge, writers, readers[0] if edge.private else sum(readers), first)
             plans.append(plan)
             first += plan.barriers
         names = [edge.name for edge in edges]
@@ -93,8 +93,15 @@ def _check(schedule: RoleSchedule, edge: Edge) -> None:
         raise ValueError(f"edge {edge.name!r} has no consumer")
     if edge.producer in edge.consumers:
         raise ValueError(f"edge {edge.name!r}: role {edge.producer!r} would wait for itself")
+    if len(set(edge.consumers)) != len(edge.consumers):
+        raise ValueError(f"edge {edge.name!r} has a consumer twice: {edge.consumers}")
     for name in (edge.producer, *edge.consumers):
         schedule[name]
+    if edge.bytes > 0 and schedule[edge.producer].issuing != 1:
+        raise ValueError(
+            f"edge {edge.name!r} is filled by TMA: {edge.producer!r} must issue from one warp, "
+            f"not {schedule[edge.producer].issuing}, or the bytes are announced several times"
+        )
     if edge.private and edge.stages != len(edge.consumers):
         raise ValueError(f"edge {edge.name!r} is private: {edge.stages} stages for {len(edge.consumers)} consumers")
     if edge.private and len({schedule[name].issuing for name in edge.consumers}) != 1:

@@ -81,19 +81,18 @@ class Direct:
         gO = self.mO[None, None, tile.head, tile.batch]
         atom = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), Int32, num_bits_per_copy=128)
         chunk = cute.make_rmem_tensor((4,), Int32)
+        columns_left = self.mO.shape[1] - 8 * quad
         # words: (row, 8-column group), one word for each; four groups at a time are one 4 x 4 exchange in the quad
-        for group in cutlass.range_constexpr(0, cute.size(words) // 2, 4):
-            for r in cutlass.range_constexpr(ROWS):
+        for r in cutlass.range_constexpr(ROWS):
+            start = gO.iterator + cute.crd2idx((row + ROW_STEP * r, 8 * quad), gO.layout)
+            inside = row + ROW_STEP * r < self.mO.shape[0]
+            for group in cutlass.range_constexpr(0, cute.size(words) // 2, 4):
                 for i in cutlass.range_constexpr(4):
                     chunk[i] = words[2 * (group + i) + r]
                 transpose_in_quad(chunk, quad)
-                column = 8 * (group + quad)
-                if row + ROW_STEP * r < self.mO.shape[0] and column < self.mO.shape[1]:
-                    offset = cute.crd2idx((row + ROW_STEP * r, column), gO.layout)
-                    target = cute.make_tensor(
-                        cute.recast_ptr((gO.iterator + offset).align(16), dtype=Int32), cute.make_layout(4)
-                    )
-                    cute.copy(atom, chunk, target)
+                if inside and 8 * group < columns_left:
+                    address = cute.recast_ptr((start + 8 * group).align(16), dtype=Int32)
+                    cute.copy(atom, chunk, cute.make_tensor(address, cute.make_layout(4)))
 
     def drain(self):
         """Nothing is in flight that anyone must wait for."""

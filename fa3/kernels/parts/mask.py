@@ -33,9 +33,13 @@ class FullMask:
     seqlen_k: Int32
     tile_n: int
 
-    def blocks(self, first_row: Int32, rows: int):
+    @cute.jit
+    def blocks(self, first_row: Int32, rows: cutlass.Constexpr):
         """Key blocks that some of the `rows` query rows from `first_row` see."""
-        return ceil_div_clamped(self.seqlen_k, self.tile_n)
+        blocks = ceil_div_clamped(self.seqlen_k, self.tile_n)
+        if first_row >= self.seqlen_q:
+            blocks = Int32(0)
+        return blocks
 
     def clear_blocks(self, first_row: Int32):
         """Leading key blocks that all rows from `first_row` see whole; the rest needs `hide`."""
@@ -62,9 +66,13 @@ class CausalMask:
     def _limit(self, row: Int32):
         return row + 1 + self.seqlen_k - self.seqlen_q
 
-    def blocks(self, first_row: Int32, rows: int):
+    @cute.jit
+    def blocks(self, first_row: Int32, rows: cutlass.Constexpr):
         last = cutlass.min(first_row + rows, self.seqlen_q) - 1
-        return ceil_div_clamped(self._limit(last), self.tile_n)
+        blocks = ceil_div_clamped(self._limit(last), self.tile_n)
+        if first_row >= self.seqlen_q:
+            blocks = Int32(0)
+        return blocks
 
     def clear_blocks(self, first_row: Int32):
         return cutlass.max(self._limit(first_row), 0) // self.tile_n

@@ -39,6 +39,4 @@ def partition(operand: TmaOperand, smem: cute.Tensor, boxes: cute.Tensor) -> tup
     Returns the two as the copy takes them: `smem[None, stage]` and `boxes[None, index]`.
     """
     alone = cute.make_layout(1)
-    return cpasync.tma_partition(
-        operand.atom, 0, alone, cute.group_modes(smem, 0, 2), cute.group_modes(boxes, 0, 2)
-    )
+    return cpasync.tma_partition(operand.atom, 0, alone, cute.group_modes(smem, 0, 2), cute.group_modes(boxes, 0, 2))

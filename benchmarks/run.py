@@ -1,0 +1,140 @@
+"""Time fa3 beside every attention library that imports, in one run: `python -m benchmarks.run --help`.
+
+Needs a GPU. Prints a line for each problem, writes the form of `benchmarks/results.py` and draws it. Exits with 1 if a
+problem has no figure of ours: because fa3 failed, or because its numerics are wrong, which is never timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+if __name__ == "__main__" and not __package__:  # started as a file: the repository's root is not on the path yet
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+
+from benchmarks import environment, peers, results
+from benchmarks.problems import DTYPES, MODES, SUITES, Problem, paper_grid, suite
+from fa3._providers import NAMES, OURS, Provider
+from fa3._timing import Sample, interleaved, matmul_tflops, mean_call_ms
+
+Sampler = Callable[[dict[str, Callable[[int], object]]], dict[str, Sample]]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    args = parser().parse_args(arguments)
+    if not torch.cuda.is_available():
+        print("benchmarks.run needs a CUDA GPU, and torch sees none here", file=sys.stderr)
+        return 2
+    providers = peers.select(args.only)
+    problems = chosen_problems(args)
+    matmul = matmul_tflops()
+    env = environment.describe({p.name: p.version for p in providers}, matmul)
+    print("# " + ", ".join(f"{name} {value}" for name, value in env.items() if name not in ("peers", "matmul_tflops")))
+    print(f"# matmul 8192x8192x8192 bf16: {matmul:.0f} TFLOP/s. Below: TFLOP/s, error against float64")
+
+    def sampler(calls: dict[str, Callable[[int], object]]) -> dict[str, Sample]:
+        return interleaved(calls, args.rounds, lambda call: mean_call_ms(call, args.target_ms))
+
+    rows = []
+    for problem in problems:
+        rows.append(measure(problem, providers, sampler, matmul))
+        print(line(problem, rows[-1]), flush=True)
+    result: results.Result = {"env": env, "rows": rows}
+    print(summary(rows))
+    if args.out is not None:
+        save(result, args.out, merge=args.merge, draw=not args.no_charts)
+    ours_asked = any(p.name == OURS for p in providers) or args.only is None or OURS in args.only
+    return 1 if ours_asked and any(OURS not in each["tflops"] for each in rows) else 0
+
+
+def measure(
+    problem: Problem, providers: Sequence[Provider], sampler: Sampler, matmul: float | None, device: str = "cuda"
+) -> results.Row:
+    """Check every provider on one problem, time those that are right, and return the row."""
+    left = peers.candidates(problem, providers, device)
+    return results.row(problem, sampler(left.calls), left.errors, left.failures, matmul)
+
+
+def chosen_problems(args: argparse.Namespace) -> list[Problem]:
+    if args.suite is not None:
+        return suite(args.suite, args.dtype)
+    return paper_grid(args.mode, args.dtype, args.head_dim, args.causal, args.seqlen)
+
+
+def line(problem: Problem, row: results.Row) -> str:
+    """The printed line of one row, e.g. `fwd bf16 D=128 full S=4096 B=4 H=16: ours 701 (2.2e-03) ... 1.03x fa4`."""
+    figures = [f"{name} {speed:.0f} ({row['error'][name]:.1e})" for name, speed in row["tflops"].items()]
+    verdict = [f"{row['ratio']:.3f}x {row['best_peer']}"] if row["ratio"] is not None else []
+    share = [f"{row['percent_of_matmul']:.0f}% of matmul"] if row["percent_of_matmul"] is not None else []
+    failures = [f"\n    {name} not timed: {why}" for name, why in row["failures"].items()]
+    return f"{problem}: {'  '.join(figures + verdict + share)}{''.join(failures)}"
+
+
+def summary(rows: Sequence[results.Row]) -> str:
+    """How the ratios are spread over the rows that have one."""
+    ratios = sorted(row["ratio"] for row in rows if row["ratio"] is not None)
+    if not ratios:
+        return "# no ratios: fa3 or every peer is missing"
+    steps = ", ".join(f"{sum(r >= step for r in ratios)} at least {step:.2f}" for step in (0.95, 1.0, 1.05))
+    middle = ratios[len(ratios) // 2]
+    return f"# {len(ratios)} ratios to the best peer: least {ratios[0]:.3f}, middle {middle:.3f}; {steps}"
+
+
+def save(result: results.Result, path: Path, *, merge: bool, draw: bool) -> None:
+    """Write the JSON, and beside it a picture of each mode and dtype."""
+    if merge and path.exists():
+        result = results.merged(results.read(path), result)
+    results.write(path, result)
+    print(f"# wrote {path}")
+    if not draw:
+        return
+    try:
+        from benchmarks import charts
+    except ImportError as error:
+        print(f"# no charts: {error}")
+        return
+    for picture in charts.draw([result], path.with_suffix("")):
+        print(f"# wrote {picture}")
+
+
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(prog="benchmarks.run", description=__doc__.splitlines()[0] if __doc__ else None)
+    p.add_argument("--suite", choices=SUITES, help="a named list of problems, instead of the grid below")
+    p.add_argument("--mode", choices=MODES, default="fwd")
+    p.add_argument("--head-dim", type=integers, default=[64, 128, 256], metavar="N,N", help="default 64,128,256")
+    p.add_argument(
+        "--seqlen", type=integers, default=[1024, 4096, 16384], metavar="N,N", help="default 1024,4096,16384"
+    )
+    p.add_argument("--causal", type=booleans, default=[False, True], metavar="0,1", help="default 0,1")
+    p.add_argument("--dtype", choices=tuple(DTYPES), default="bf16")
+    p.add_argument("--only", type=names, metavar="A,B", help=f"some of {','.join(NAMES)}; default: all that import")
+    p.add_argument("--rounds", type=int, default=5, help="interleaved rounds, the median counts (5)")
+    p.add_argument("--target-ms", type=float, default=40.0, help="GPU time of one provider in one round (40)")
+    p.add_argument("--out", type=Path, metavar="FILE.json", help="where to write the result; charts go beside it")
+    p.add_argument("--merge", action="store_true", help="keep the rows of an existing FILE.json not measured now")
+    p.add_argument("--no-charts", action="store_true")
+    return p
+
+
+def integers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def booleans(text: str) -> list[bool]:
+    return [bool(int(part)) for part in text.split(",")]
+
+
+def names(text: str) -> list[str]:
+    chosen = text.split(",")
+    unknown = [name for name in chosen if name not in NAMES]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"no provider {unknown[0]!r}; there are {', '.join(NAMES)}")
+    return chosen
+
+
+if __name__ == "__main__":
+    sys.exit(main())

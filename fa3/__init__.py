@@ -1,0 +1,35 @@
+"""FlashAttention-3 for Hopper GPUs (sm_90a), written in Python through CuTe DSL.
+
+    import fa3
+
+    out = fa3.flash_attn_func(q, k, v, causal=True)     # (B, S, H, D) tensors, fp16 or bf16
+
+The public names are listed in `__all__` and imported on first use, so that `import fa3` costs next to nothing: it
+brings in neither torch nor the DSL and does not touch CUDA.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fa3._version import __version__
+
+if TYPE_CHECKING:
+    from fa3.api import explain, flash_attn_func, warmup
+
+__all__ = ["__version__", "explain", "flash_attn_func", "warmup"]
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name from `fa3.api` when it is first asked for (PEP 562)."""
+    if name not in __all__:
+        raise AttributeError(f"module 'fa3' has no attribute {name!r}")
+    from fa3 import api
+
+    value = getattr(api, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

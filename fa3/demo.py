@@ -1,0 +1,267 @@
+"""`python -m fa3.demo`: what the package does, on the machine that you have.
+
+With a Hopper GPU: real tensors, the error against float64 beside PyTorch's own, and TFLOP/s beside every attention
+library that is installed. Without: the forward kernels compiled for sm_90a and what the compiler made of them.
+
+Exits with 0 only if our numbers are right, or without a GPU, if the kernels compile and keep what they were promised.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from fa3._accuracy import Errors, float64_slice
+from fa3._hardware import why_no_hopper
+from fa3._providers import OURS, Provider, find
+from fa3._timing import Call, Sample, interleaved, matmul_tflops, mean_call_ms, tflops
+
+if TYPE_CHECKING:
+    from fa3.sass import Report
+
+WIDTH = 100
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    p = argparse.ArgumentParser(prog="python -m fa3.demo", description=__doc__.splitlines()[0] if __doc__ else None)
+    p.add_argument("--inspect", action="store_true", help="compile and inspect, even if there is a Hopper GPU")
+    args = p.parse_args(arguments)
+    reason = why_no_hopper()
+    if reason is None and not args.inspect:
+        return run_on_gpu()
+    say(
+        "fa3 demo. "
+        + (f"Running the kernels {reason}. " if reason else "")
+        + "They are compiled for sm_90a instead, and their machine code is read."
+    )
+    return inspect_without_gpu()
+
+
+def say(text: str) -> None:
+    print(textwrap.fill(text, WIDTH), end="\n\n", flush=True)
+
+
+# ---- without a GPU: compile and inspect
+
+INSPECTED = ((64, False), (128, True))
+"""(head_dim, causal) of the kernels that the demo compiles; a few seconds each."""
+
+
+def inspect_without_gpu() -> int:
+    try:
+        from fa3.config.table import forward_key
+        from fa3.sass import ToolError, inspect
+    except ImportError as error:
+        say(f"The inspection cannot start: {error}")
+        return 1
+    reports = []
+    for head_dim, causal in INSPECTED:
+        began = time.perf_counter()
+        try:
+            reports.append(inspect(forward_key(head_dim, head_dim, causal, "bf16")))
+        except ToolError as error:
+            say(f"The kernel cannot be disassembled: {error}")
+            return 1
+        mask = "causal" if causal else "no mask"
+        print(f"bf16, head dim {head_dim}, {mask}: compiled in {time.perf_counter() - began:.1f} s")
+    print()
+    print_figures(reports)
+    broken = [f"{report.name}: {what}" for report in reports for what in broken_promises(report)]
+    for line in broken:
+        say(line)
+    say("More of this: python -m fa3.sass forward --head-dim 128 --causal. On a Hopper GPU this demo runs the kernels.")
+    return 1 if broken else 0
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One line of the inspection and the paragraph that says how to read it."""
+
+    name: str
+    value: Callable[[Report], str]
+    meaning: str
+
+
+FIGURES = (
+    Figure(
+        "registers at entry",
+        lambda r: str(r.registers),
+        "What every thread gets at launch. An SM has 65536 registers, so the threads of a CTA bound the number.",
+    ),
+    Figure(
+        "setmaxnreg",
+        lambda r: " / ".join(str(x) for kind in ("dec", "inc") for x in r.setmaxnreg.get(kind, ())) or "none",
+        "Right after launch the load warps hand registers back (the smaller number) and the math warpgroups take them "
+        "(the larger): they hold O, S and P of their 64 rows in registers all the time.",
+    ),
+    Figure(
+        "spilled bytes",
+        lambda r: str(r.spill_bytes),
+        "Registers that the compiler had to keep in memory. In the main loop a single one costs more than any trick in "
+        "this kernel gains; it must be 0.",
+    ),
+    Figure(
+        "shared memory",
+        lambda r: f"{r.smem_bytes} B",
+        "Q, and a ring of K and V tiles that TMA fills while the math warpgroups read. A CTA can have 232448 bytes.",
+    ),
+    Figure(
+        "WGMMA",
+        lambda r: ", ".join(f"{form} x{count}" for form, count in r.mma.items()),
+        "Matrix instructions in the machine code. SS reads both operands from shared memory (S = Q K^T); RS takes its "
+        "left operand from registers (O = P V), so that P never leaves them.",
+    ),
+    Figure(
+        "exponentials in flight",
+        lambda r: f"{r.ex2_in_flight} of {r.ex2_total}",
+        "Exponentials that are issued while a matrix instruction is certainly still running. Softmax is slow beside "
+        "the tensor cores; the paper's second algorithm hides it under the next tile's S = Q K^T. The count is of one "
+        "warpgroup alone; ping-pong hides the rest under the other warpgroup's matrix instructions.",
+    ),
+    Figure(
+        "ptxas warnings",
+        lambda r: str(len(r.warnings)),
+        "The assembler warns when it waits for each matrix instruction in turn (C75xx); then nothing overlaps.",
+    ),
+)
+
+
+def print_figures(reports: Sequence[Report]) -> None:
+    """The kernels' figures side by side, then a paragraph about each figure."""
+    for report in reports:
+        print(report.name)
+        for figure in FIGURES:
+            print(f"    {figure.name:<24}{figure.value(report)}")
+        print()
+    for figure in FIGURES:
+        body = f"{figure.name}: {figure.meaning}"
+        print(textwrap.fill(body, WIDTH, subsequent_indent="    "))
+    print()
+
+
+def broken_promises(report: Report) -> list[str]:
+    """What every kernel of the table must keep, and this one does not."""
+    broken = []
+    if report.spill_bytes:
+        broken.append(f"{report.spill_bytes} bytes are spilled")
+    if not all(report.setmaxnreg.get(kind) for kind in ("dec", "inc")):
+        broken.append("ptxas ignored a setmaxnreg")
+    if report.warnings:
+        broken.append("; ".join(str(warning) for warning in report.warnings))
+    return broken
+
+
+# ---- on a Hopper GPU: numbers and speed
+
+
+@dataclass(frozen=True)
+class Shape:
+    head_dim: int
+    causal: bool
+    batch: int = 4
+    seqlen: int = 4096
+    hidden: int = 2048
+
+    @property
+    def flops(self) -> float:
+        full = 4.0 * self.batch * self.hidden * self.seqlen**2
+        return full / 2 if self.causal else full
+
+    def inputs(self, device: str = "cuda") -> list[torch.Tensor]:
+        shape = (self.batch, self.seqlen, self.hidden // self.head_dim, self.head_dim)
+        generator = torch.Generator(device=device).manual_seed(0)
+        return [torch.randn(shape, generator=generator, device=device, dtype=torch.bfloat16) for _ in range(3)]
+
+    def __str__(self) -> str:
+        heads = self.hidden // self.head_dim
+        mask = "causal" if self.causal else "no mask"
+        return f"bf16, batch {self.batch}, {heads} heads, {self.seqlen} tokens, head dim {self.head_dim}, {mask}"
+
+
+SHAPES = (Shape(64, True), Shape(128, False), Shape(128, True))
+
+
+def run_on_gpu() -> int:
+    providers, missing = find()
+    say(f"fa3 demo on {torch.cuda.get_device_name()}, torch {torch.__version__}.")
+    for name, reason in missing.items():
+        print(f"{name} is not installed or does not import: {reason}")
+    matmul = matmul_tflops(rounds=3, target_ms=30)
+    say(f"A bf16 matrix product of 8192 x 8192 x 8192 runs at {matmul:.0f} TFLOP/s now; attention is measured by it.")
+    right = [compare(shape, providers, matmul) for shape in SHAPES]
+    say(
+        "error: |O - O64| / |O64| against float64, on one batch and two heads. LSE: its largest absolute error. Both "
+        "must be as small as PyTorch's: rounding P and O to bf16 alone costs about 2.2e-3. TFLOP/s: the median of "
+        "interleaved rounds, everyone in this process on the same tensors."
+    )
+    return 0 if all(right) else 1
+
+
+def compare(
+    shape: Shape,
+    providers: Sequence[Provider],
+    matmul: float,
+    device: str = "cuda",
+    sampler: Callable[[dict[str, Call]], dict[str, Sample]] = lambda calls: interleaved(
+        calls, 3, lambda call: mean_call_ms(call, 20)
+    ),
+) -> bool:
+    """Print one table: every provider's error and speed. True if our own numbers are right."""
+    q, k, v = shape.inputs(device)
+    reference = float64_slice(q, k, v, shape.causal)
+    errors: dict[str, Errors] = {}
+    verdicts: dict[str, str] = {}
+    calls: dict[str, Call] = {}
+    for provider in providers:
+        try:
+            result = provider.forward_lse(q, k, v, shape.causal) if provider.forward_lse else None
+            errors[provider.name] = reference.errors(*(result or (provider.forward(q, k, v, shape.causal),)))
+            refusal = errors[provider.name].refusal(q.dtype)
+        except Exception as error:  # a foreign library may fail in any way; ours is then reported as wrong
+            refusal = f"{type(error).__name__}: {error}".splitlines()[0]
+        if refusal is not None:
+            verdicts[provider.name] = refusal
+        else:
+            calls[provider.name] = _call(provider, (q, k, v), shape.causal)
+    speeds = {name: tflops(shape.flops, sample.median) for name, sample in sampler(calls).items()}
+    print(table(shape, providers, errors, speeds, verdicts, matmul), end="\n\n", flush=True)
+    return OURS in calls
+
+
+def table(
+    shape: Shape,
+    providers: Sequence[Provider],
+    errors: dict[str, Errors],
+    speeds: dict[str, float],
+    verdicts: dict[str, str],
+    matmul: float,
+) -> str:
+    lines = [str(shape), f"    {'':<30}{'error':>9}{'LSE':>10}{'TFLOP/s':>10}{'of matmul':>11}{'fa3 is':>9}"]
+    for provider in providers:
+        name = provider.name
+        found = errors.get(name)
+        error = f"{found.relative:.1e}" if found else "-"
+        lse = f"{found.lse:.0e}" if found and found.lse is not None else "-"
+        line = f"    {provider.title:<30}{error:>9}{lse:>10}"
+        if name in speeds:
+            times = f"{speeds[OURS] / speeds[name]:.2f}x" if OURS in speeds and name != OURS else ""
+            line += f"{speeds[name]:>10.0f}{100 * speeds[name] / matmul:>10.0f}%{times:>9}"
+        else:
+            line += f"    not timed: {verdicts[name]}"
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def _call(provider: Provider, inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor], causal: bool) -> Call:
+    return lambda _: provider.forward(*inputs, causal)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

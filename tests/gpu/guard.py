@@ -1,0 +1,74 @@
+"""Outputs that tell on a kernel: NaN wherever nothing was written, and a border that nobody may touch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+BORDER = 1 << 19
+"""Elements on each side: more than a whole tile of query rows of eight heads."""
+UNTOUCHED = -7.0
+
+_PATCHED = ((torch, "empty"), (torch, "empty_like"), (torch, "empty_strided"), (Tensor, "new_empty"))
+
+
+class GuardedOutputs:
+    """While active, an uninitialised floating-point tensor on `device` is NaN and lies between two borders.
+
+    It replaces `torch.empty` and its kin, where an op takes its outputs from. `check` is for after the call.
+    """
+
+    def __init__(self, device: torch.device | str) -> None:
+        self._device = torch.device(device).type
+        self._buffers: list[Tensor] = []
+        self._originals: list[tuple[Any, str, Any]] = []
+
+    def __enter__(self) -> GuardedOutputs:
+        for owner, name in _PATCHED:
+            original = getattr(owner, name)
+            self._originals.append((owner, name, original))
+            setattr(owner, name, self._guarded(original))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for owner, name, original in self._originals:
+            setattr(owner, name, original)
+
+    def complaint(self, *outputs: Tensor) -> str | None:
+        """What was written outside the outputs, or which output was not guarded at all; None if all is well."""
+        for output in outputs:
+            if output.numel() and not any(_inside(output, buffer) for buffer in self._buffers):
+                return "an output was not taken from torch.empty or its kin, so nothing guarded it"
+        for buffer in self._buffers:
+            for side, border in (("before", buffer[:BORDER]), ("after", buffer[-BORDER:])):
+                if not torch.equal(border, torch.full_like(border, UNTOUCHED)):
+                    return f"something was written {side} an output of {buffer.numel() - 2 * BORDER} elements"
+        return None
+
+    def _guarded(self, original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def guarded(*args: Any, **kwargs: Any) -> Tensor:
+            given = kwargs.get("device") or next((x.device for x in args if isinstance(x, Tensor)), "cpu")
+            form = original(*args, **{**kwargs, "device": "meta"})
+            if torch.device(given).type != self._device or not form.dtype.is_floating_point:
+                return original(*args, **kwargs)
+            return self._take(form, given)
+
+        return guarded
+
+    def _take(self, form: Tensor, device: Any) -> Tensor:
+        span = 1 + sum((n - 1) * stride for n, stride in zip(form.shape, form.stride(), strict=True))
+        span = span if form.numel() else 0
+        buffer = torch.full((2 * BORDER + span,), UNTOUCHED, dtype=form.dtype, device=device)
+        buffer[BORDER : BORDER + span] = float("nan")
+        self._buffers.append(buffer)
+        return buffer.as_strided(form.shape, form.stride(), BORDER)
+
+
+def _inside(x: Tensor, buffer: Tensor) -> bool:
+    return x.untyped_storage().data_ptr() == buffer.untyped_storage().data_ptr()

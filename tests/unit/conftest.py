@@ -1,0 +1,75 @@
+"""A stand-in for the GPU: the host code runs whole, with kernels that compute by the reference on the CPU."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+from fa3 import checks, counters, launch, reference
+from fa3.config.types import KernelKey
+
+
+class CpuDevice(counters.Device):
+    """A device whose counters are on the CPU."""
+
+    def __init__(self, index: int = -1) -> None:
+        self.index, self.sm_count, self.alone = index, 132, True
+        self._counters = None
+        self._eager, self._captured = itertools.count(), itertools.count()
+
+    def _device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def _wait(self) -> None:
+        pass
+
+
+@dataclass
+class StandIn:
+    """What the stand-in kernels were asked to do, and how their next call may fail."""
+
+    keys: list[KernelKey] = field(default_factory=list)
+    calls: list[tuple[Any, ...]] = field(default_factory=list)
+    failure: Exception | None = None
+
+    def kernel(self, key: KernelKey) -> Callable[..., None]:
+        """A kernel for this key: checks its arguments as the compiled ones do, then computes by the reference."""
+        self.keys.append(key)
+
+        def run(*arguments: Any) -> None:
+            self.calls.append(arguments)
+            if self.failure is not None:
+                raise self.failure
+            q, k, v, o, lse, zeros, slot, scale_log2, sm_count = arguments
+            assert sm_count > 0 and 0 <= slot < len(zeros) and zeros[slot] == 0
+            assert scale_log2 != 0 and (scale_log2 < 0) == key.negative_scale
+            for tensor in (q, k, v, o):
+                assert checks.DTYPES[tensor.dtype] == key.dtype
+                assert tensor.numel() and tensor.data_ptr() % 16 == 0
+                assert tensor.stride(3) == 1 and all(s % 8 == 0 for s in tensor.stride()[:3])
+            assert o.is_contiguous() and lse.is_contiguous() and lse.dtype == torch.float32
+            assert q.shape[3] <= key.config.head_dim and v.shape[3] <= key.config.head_dim_v
+            out, exact_lse = reference.attention(q, k, v, scale_log2 * math.log(2), key.config.causal)
+            o.copy_(out)
+            lse.copy_(exact_lse)
+
+        return run
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
+    """Lets fa3 take CPU tensors and run the reference in place of kernels."""
+    made = StandIn()
+    device = CpuDevice()
+    monkeypatch.setattr(checks, "check_device", lambda q, k, v: None)
+    monkeypatch.setattr(counters, "device", lambda index: device)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(launch, "kernel", made.kernel)
+    monkeypatch.setattr(launch, "_plans", {})
+    yield made

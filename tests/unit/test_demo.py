@@ -1,0 +1,130 @@
+"""The demo on the CPU: the inspection of stand-in reports, the comparison of stand-in providers, and the exit codes."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend
+
+from fa3 import demo
+from fa3._providers import Provider, sdpa
+from fa3._timing import Sample
+
+SMALL = demo.Shape(head_dim=32, causal=True, batch=2, seqlen=96, hidden=64)
+
+
+def _report(**changes):
+    kept = {
+        "name": "forward_bf16",
+        "registers": 168,
+        "setmaxnreg": {"dec": (24,), "inc": (240,)},
+        "spill_bytes": 0,
+        "smem_bytes": 197632,
+        "mma": {"m64n128k16 SS": 24},
+        "ex2_in_flight": 36,
+        "ex2_total": 198,
+        "warnings": (),
+    }
+    return SimpleNamespace(**{**kept, **changes})
+
+
+def _fake(name: str, factor: float = 1.0, failure: str | None = None) -> Provider:
+    attention = sdpa(name, f"the {name}", SDPBackend.MATH)
+
+    def forward(q, k, v, causal):
+        if failure is not None:
+            raise RuntimeError(failure)
+        return attention.forward(q, k, v, causal) * factor
+
+    return Provider(name, f"the {name}", "1", forward)
+
+
+def _one_ms(calls):
+    return {name: Sample((1.0,)) for name in calls}
+
+
+def test_a_sound_report_breaks_no_promise():
+    assert demo.broken_promises(_report()) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"spill_bytes": 8}, "spilled"),
+        ({"setmaxnreg": {"dec": (24,), "inc": ()}}, "setmaxnreg"),
+        ({"warnings": ("C7510: serialized",)}, "C7510"),
+    ],
+)
+def test_a_broken_promise_is_named(changes, word):
+    assert [line for line in demo.broken_promises(_report(**changes)) if word in line]
+
+
+def test_every_figure_is_printed_and_explained(capsys):
+    demo.print_figures([_report(), _report(name="another")])
+    printed = capsys.readouterr().out
+    for figure in demo.FIGURES:
+        assert printed.count(figure.name) >= 3
+    assert "24 / 240" in printed
+    assert "36 of 198" in printed
+
+
+@pytest.mark.parametrize(("spill", "code"), [(0, 0), (16, 1)])
+def test_without_a_gpu_the_kernels_are_inspected(monkeypatch, capsys, spill, code):
+    sass = SimpleNamespace(ToolError=RuntimeError, inspect=lambda key: _report(name=key.name, spill_bytes=spill))
+    monkeypatch.setitem(sys.modules, "fa3.sass", sass)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert demo.main([]) == code
+    printed = capsys.readouterr().out
+    assert "no CUDA device" in printed
+    assert "d128_causal" in printed
+
+
+def test_a_missing_disassembler_is_said_in_words(monkeypatch, capsys):
+    class ToolError(Exception):
+        pass
+
+    def inspect(key):
+        raise ToolError("install nvidia-cuda-nvdisasm")
+
+    monkeypatch.setitem(sys.modules, "fa3.sass", SimpleNamespace(ToolError=ToolError, inspect=inspect))
+    assert demo.inspect_without_gpu() == 1
+    assert "nvidia-cuda-nvdisasm" in capsys.readouterr().out
+
+
+def test_providers_are_compared_in_a_table(capsys):
+    providers = [_fake("ours"), _fake("cudnn"), _fake("fa4", failure="no such head dim\nmore")]
+    assert demo.compare(SMALL, providers, 700.0, "cpu", _one_ms)
+    printed = capsys.readouterr().out
+    assert "1.00x" in printed
+    assert "not timed: RuntimeError: no such head dim" in printed
+
+
+@pytest.mark.parametrize(
+    "ours", [_fake("ours", 1.1), _fake("ours", float("nan")), _fake("ours", failure="launch failed")]
+)
+def test_our_own_wrong_numbers_are_reported(capsys, ours):
+    assert not demo.compare(SMALL, [ours, _fake("cudnn")], 700.0, "cpu", _one_ms)
+    assert "not timed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("factor", "code"), [(1.0, 0), (0.9, 1)])
+def test_the_exit_code_on_a_gpu_follows_our_numbers(monkeypatch, capsys, factor, code):
+    monkeypatch.setattr(demo, "why_no_hopper", lambda: None)
+    monkeypatch.setattr(demo, "find", lambda: ([_fake("ours", factor), _fake("cudnn")], {"fa4": "ImportError: none"}))
+    monkeypatch.setattr(demo, "matmul_tflops", lambda **_: 700.0)
+    monkeypatch.setattr(demo, "SHAPES", (SMALL,))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    on_cpu = demo.compare
+    monkeypatch.setattr(
+        demo, "compare", lambda shape, providers, matmul: on_cpu(shape, providers, matmul, "cpu", _one_ms)
+    )
+    assert demo.main([]) == code
+    assert "fa4 is not installed" in capsys.readouterr().out
+
+
+def test_flops_of_a_shape():
+    assert demo.Shape(128, False).flops == 4 * 4 * 16 * 4096 * 4096 * 128
+    assert demo.Shape(128, True).flops == demo.Shape(128, False).flops / 2
