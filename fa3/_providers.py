@@ -73,9 +73,9 @@ def sdpa(name: str, title: str, backend: SDPBackend) -> Provider:
     def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
         if causal and q.shape[1] != k.shape[1]:
             raise NotImplementedError("scaled_dot_product_attention aligns its causal mask to the top left")
-        heads_first = (x.transpose(1, 2) for x in (q, k, v))
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         with sdpa_kernel(backend):
-            out = F.scaled_dot_product_attention(*heads_first, is_causal=causal, enable_gqa=q.shape[2] != k.shape[2])
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
         return out.transpose(1, 2)
 
     return Provider(name, title, f"torch {torch.__version__}", forward)

@@ -48,8 +48,9 @@ ARCH = "sm_90a"
 PACKAGE = Path(__file__).parent
 SOURCES = ("kernels", "pipeline", "layouts", "config", "compile.py")
 """What a kernel's code comes from, relative to the package."""
-NOT_SOURCES = ("config/table.py",)
-"""The table only chooses a key, and the key is in the file: tuning one row leaves the others valid."""
+NOT_SOURCES = ("config/table.py", "layouts/draw.py", "pipeline/draw.py", "pipeline/model/")
+"""The table only chooses a key, and the key is in the file: tuning one row leaves the others valid. Pictures and the
+models of the tests are no part of a kernel."""
 
 LOCK_SECONDS = 600.0
 """How long to wait for another process's compilation before doing without it."""
@@ -85,7 +86,7 @@ def sources_digest(package: Path) -> str:
     files = [f for name in SOURCES for f in sorted((package / name).rglob("*.py")) or [package / name]]
     for file in files:
         name = file.relative_to(package).as_posix()
-        if name not in NOT_SOURCES and file.is_file():
+        if not name.startswith(NOT_SOURCES) and file.is_file():
             text = file.read_bytes()
             digest.update(f"{name}\0{len(text)}\0".encode())
             digest.update(text)

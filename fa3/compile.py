@@ -10,9 +10,8 @@ import tempfile
 from dataclasses import dataclass
 from typing import Any
 
-os.environ.setdefault(
-    "CUTE_DSL_ARCH", "sm_90a"
-)  # read by the DSL when it is imported; without a GPU it assumes another
+# The DSL reads this when it is imported; without a GPU it would assume another architecture.
+os.environ.setdefault("CUTE_DSL_ARCH", "sm_90a")
 
 import cutlass
 import cutlass.cute as cute
@@ -23,6 +22,8 @@ from fa3.kernels.forward import DTYPES, Forward, PlainLoop
 from fa3.kernels.forward_overlap import OverlapLoop
 
 MAIN_LOOPS = {"plain": PlainLoop, "overlap": OverlapLoop}
+TARGET = "--gpu-arch sm_90a"
+"""Said again at every compilation: the variable above comes too late if someone imported the DSL before us."""
 ANSI = re.compile(r"\x1b\[\d+m")
 
 
@@ -40,14 +41,14 @@ class Artefacts:
 
 def compile_kernel(key: KernelKey) -> Any:
     """A TVM-FFI function, callable with torch tensors and exportable with `export_to_c(path, function_name=...)`."""
-    return cute.compile(_host(key), *_arguments(key), options="--enable-tvm-ffi")
+    return cute.compile(_host(key), *_arguments(key), options=f"--enable-tvm-ffi {TARGET}")
 
 
 def artefacts(key: KernelKey) -> Artefacts:
     """Compiles for inspection: PTX and cubin kept, line information on, ptxas' remarks captured."""
     host, remarks = _host(key), io.StringIO()
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(remarks):
-        options = f"--keep-ptx --keep-cubin --generate-line-info --dump-dir {folder} remarks{{ptx}}"
+        options = f"{TARGET} --keep-ptx --keep-cubin --generate-line-info --dump-dir {folder} remarks{{ptx}}"
         compiled = cute.compile(host, *_arguments(key), options=options)
         ptx, cubin = compiled.artifacts.PTX, compiled.artifacts.CUBIN
     return Artefacts(key, ptx, cubin, ANSI.sub("", remarks.getvalue()), host.smem_bytes)

@@ -7,6 +7,7 @@ axis and returns it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from fa3.pipeline.model import Buffer, MBarrier, State, Timeline
@@ -29,13 +30,11 @@ def stages(timeline: Timeline, edge: str, ax: Any = None, until: float | None = 
     ax = _axis(ax)
     rows = _stages(timeline, edge)
     for row in range(rows):
-        for begin, end, (owner, item) in spans(timeline, lambda state, row=row: _owner(state, edge, row)):
+        for begin, end, (owner, item) in spans(timeline, partial(_owner, edge=edge, stage=row)):
             ax.barh(row, end - begin, left=begin, height=0.8, color=COLOURS[owner], edgecolor="white")
             if owner != "free":
-                light = owner in ("filling", "arrived")
-                ax.text(
-                    (begin + end) / 2, row, str(item), ha="center", va="center", fontsize=7, color="k" if light else "w"
-                )
+                colour = "white" if owner == "reading" else "black"
+                ax.text((begin + end) / 2, row, str(item), ha="center", va="center", fontsize=7, color=colour)
     _finish(ax, timeline, [f"{edge}[{row}]" for row in range(rows)], until)
     if legend:
         _legend(ax, COLOURS)
@@ -43,17 +42,20 @@ def stages(timeline: Timeline, edge: str, ax: Any = None, until: float | None = 
 
 
 def phases(timeline: Timeline, edge: str, ax: Any = None, until: float | None = None) -> Any:
-    """The phase bit of every barrier of a ring over time: high while a phase of parity 1 is under way."""
+    """The phase bit of every barrier of a ring over time: raised while a phase of parity 1 is under way.
+
+    The number is the phase.
+    """
     ax = _axis(ax)
     names = [f"{edge}.{kind}[{stage}]" for stage in range(_stages(timeline, edge)) for kind in ("full", "empty")]
     for row, name in enumerate(names):
         colour = COLOURS["arrived" if ".full" in name else "filling"]
-        for begin, end, phase in spans(timeline, lambda state, name=name: _phase(state, name)):
-            ax.plot([begin, end], [row + 0.6 * (phase % 2)] * 2, color=colour, linewidth=2)
-            ax.text((begin + end) / 2, row + 0.6 * (phase % 2), f"{phase}", ha="center", va="bottom", fontsize=7)
+        for begin, end, phase in spans(timeline, partial(_phase, barrier=name)):
+            height = row - 0.5 * (phase % 2)
+            ax.plot([begin, end], [height, height], color=colour, linewidth=2)
+            ax.text((begin + end) / 2, height, str(phase), ha="center", va="bottom", fontsize=7)
     _finish(ax, timeline, names, until)
-    ax.set_ylim(len(names), -0.3)
-    ax.invert_yaxis()
+    ax.set_ylim(len(names) - 0.7, -1)
     return ax
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -73,18 +74,32 @@ def test_inputs_are_random_and_repeatable():
 
 def test_rounds_are_interleaved_and_the_median_counts():
     order = []
-    ticks = iter([1.0, 10.0, 5.0, 30.0, 2.0, 20.0])
+    ticks = {"A": iter([1.0, 5.0, 2.0]), "B": iter([10.0, 30.0, 20.0])}
 
     def measure(call):
         order.append(call(0))
-        return next(ticks)
+        return next(ticks[order[-1]])
 
     samples = _timing.interleaved({"a": lambda _: "A", "b": lambda _: "B"}, 3, measure)
-    assert order == ["A", "B"] * 3
+    assert [sorted(order[i : i + 2]) for i in (0, 2, 4)] == [["A", "B"]] * 3
     assert samples["a"].rounds == (1.0, 5.0, 2.0)
     assert samples["a"].median == 2.0
     assert samples["b"].median == 20.0
     assert samples["b"].spread == pytest.approx(1.0)
+
+
+def test_no_candidate_always_follows_the_same_other_one():
+    order = []
+
+    def measure(call):
+        order.append(call(0))
+        return 1.0
+
+    rounds = 12
+    _timing.interleaved({name: lambda _, name=name: name for name in "abc"}, rounds, measure)
+    first = {tuple(order[3 * i : 3 * i + 3]) for i in range(rounds)}
+    assert len(first) > 3
+    assert {before for before, after in itertools.pairwise(order) if after == "a"} >= {"b", "c"}
 
 
 def test_no_rounds_are_refused():

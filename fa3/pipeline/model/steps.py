@@ -36,10 +36,13 @@ class Step:
     def completes(self) -> str | None:
         return None
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         """The step's name and what it touches: `Wait k.full[0] parity=1`."""
-        shown = [(f.name, getattr(self, f.name)) for f in fields(self) if getattr(self, f.name) != f.default]
-        words = [value if isinstance(value, str) else f"{name}={value}" for name, value in shown if name != "readers"]
+        words = []
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if f.name in ("item", "parity") or (f.name != "readers" and value != f.default):
+                words.append(value if isinstance(value, str) else f"{f.name}={value}")
         return " ".join([type(self).__name__, *words])
 
 

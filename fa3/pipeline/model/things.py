@@ -108,7 +108,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class NamedBarrier:
-    """One of a CTA's 16 barriers (`bar.sync`, `bar.arrive`): opens once `threads` threads have come, then begins anew."""
+    """One of a CTA's 16 barriers (`bar.sync`, `bar.arrive`): opens when `threads` threads have come, then restarts."""
 
     threads: int = 0
     arrived: tuple[tuple[str, int], ...] = ()

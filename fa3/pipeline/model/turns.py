@@ -42,12 +42,16 @@ class ModelTurns:
         following = (self.warpgroup + 1) % self.warpgroups
         return [Come(barrier=turn(following), size=self.threads, threads=2 * THREADS_PER_WARPGROUP)]
 
+    def work(self) -> Program:
+        """One block's work for a lone warpgroup, without turns."""
+        return [Step("gemm"), Step("softmax")]
+
     def program(self, turns: int) -> Program:
         """`turns` times: GEMMs when it is our turn, softmax while it is not."""
+        gemm, softmax = self.work()
         program = self.open()
         for _ in range(turns):
-            gemms: Program = [Enter(cores=CORES), Step("gemm"), Leave(cores=CORES)]
-            program += [*self.wait(), *gemms, *self.give(), Step("softmax")]
+            program += [*self.wait(), Enter(cores=CORES), gemm, Leave(cores=CORES), *self.give(), softmax]
         return program
 
 

@@ -87,12 +87,14 @@ class CountsItselfOnly(ModelTurns):
 
 
 class GivesBeforeItsGemms(ModelTurns):
-    def program(self, turns):
-        program = super().program(turns)
-        for i, step in enumerate(program):
-            if isinstance(step, Enter):
-                program[i : i + 4] = [program[i + 3], *program[i : i + 3]]
-        return program
+    def wait(self):
+        return super().wait() + super().give()
+
+    def give(self):
+        return []
+
+    def open(self):
+        return super().give() if self.warpgroup == self.warpgroups - 1 else []
 
 
 class DoesNotWait(ModelTurns):
