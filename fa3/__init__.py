@@ -5,7 +5,8 @@
     out = fa3.flash_attn_func(q, k, v, causal=True)     # (B, S, H, D) tensors, fp16 or bf16
 
 The public names are listed in `__all__` and imported on first use, so that `import fa3` costs next to nothing: it
-brings in neither torch nor the DSL and does not touch CUDA.
+brings in neither torch nor the DSL and does not touch CUDA. It only looks up the version of an installed DSL, so that
+one which the kernels do not fit is refused here, in words, and not deep inside the first call.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fa3._version import __version__
+from fa3.errors import check_dsl
 
 if TYPE_CHECKING:
     from fa3.api import explain, flash_attn_func, warmup
 
 __all__ = ["__version__", "explain", "flash_attn_func", "warmup"]
+
+check_dsl(installed_only=True)
 
 
 def __getattr__(name: str) -> object:

@@ -7,6 +7,8 @@ import random
 import sys
 from pathlib import Path
 
+os.environ.setdefault("CUTE_DSL_ARCH", "sm_90a")  # read by the DSL when a first test imports it
+
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, Verbosity, settings

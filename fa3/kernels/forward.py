@@ -328,9 +328,10 @@ class PlainLoop:
     def pass_over(self, k: Cursor, v: Cursor, blocks: Int32, own: Int32):
         """Lets `blocks` key blocks go by that other warpgroups see and this one does not; one turn for each block."""
         for _ in cutlass.range(blocks, unroll=1):
+            k = let_pass(self.rings["k"], k)
             self.turns.wait()
             self.turns.give()
-            k, v = let_pass(self.rings, k, v)
+            v = let_pass(self.rings["v"], v)
         return k, v
 
     @cute.jit
@@ -356,13 +357,11 @@ class PlainLoop:
 
 
 @cute.jit
-def let_pass(rings: cutlass.Constexpr, k: Cursor, v: Cursor):
-    """Releases a block of K and of V unread. It must have arrived: released early it would count for the lap before."""
-    rings["k"].wait(k)
-    rings["k"].release(k)
-    rings["v"].wait(v)
-    rings["v"].release(v)
-    return k.advance(), v.advance()
+def let_pass(ring: cutlass.Constexpr, cursor: Cursor):
+    """Releases a stage unread. It must have arrived: released early it would count for the lap before."""
+    ring.wait(cursor)
+    ring.release(cursor)
+    return cursor.advance()
 
 
 # ------------------------------------------------------------------------------------------------------ kernel and host

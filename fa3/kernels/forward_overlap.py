@@ -85,13 +85,15 @@ class OverlapLoop:
         """Lets `blocks` key blocks go by that other warpgroups see and this one does not.
 
         A tile takes one turn less than it has blocks, because the prologue goes without; so a warpgroup that computes
-        nothing at all (`own` is 0) owes one less.
+        nothing at all (`own` is 0) owes one less. K goes before the turn: with a single stage, who waits for the turn
+        while holding K may wait for a warpgroup that waits for the next K.
         """
         for j in cutlass.range(blocks, unroll=1):
+            k = let_pass(self.rings["k"], k)
             if own + j > 0:
                 self.turns.wait()
                 self.turns.give()
-            k, v = let_pass(self.rings, k, v)
+            v = let_pass(self.rings["v"], v)
         return k, v
 
     @cute.jit

@@ -31,20 +31,18 @@ class TileSpace(NamedTuple):
     """All tiles of a launch as one range of numbers, with the divisors that take a number apart."""
 
     count: Int32
-    last_m_block: Int32
     last_section: Int32
-    section_heads: Int32
-    m_blocks: cute.FastDivmodDivisor
-    per_section: cute.FastDivmodDivisor
-    heads_in_section: cute.FastDivmodDivisor
-    heads_in_last: cute.FastDivmodDivisor
-    heads: cute.FastDivmodDivisor
-    group: cute.FastDivmodDivisor
+    m_blocks: cute.FastDivmodDivisorV2
+    per_section: cute.FastDivmodDivisorV2
+    heads_in_section: cute.FastDivmodDivisorV2
+    heads_in_last: cute.FastDivmodDivisorV2
+    heads: cute.FastDivmodDivisorV2
+    group: cute.FastDivmodDivisorV2
 
     @classmethod
     def over(cls, m_blocks, heads, heads_kv, batches, kv_bytes) -> "TileSpace":
         """Host side. `kv_bytes`: keys and values of one head of one batch."""
-        divisor = cute.fast_divmod_create_divisor
+        divisor = cute.fast_divmod_create_divisor_v2
         total = heads * batches
         group = heads // heads_kv
         fitting = cutlass.max(Int32(SECTION_BYTES // kv_bytes), 1) * group
@@ -52,9 +50,7 @@ class TileSpace(NamedTuple):
         sections = cute.ceil_div(total, in_section)
         return cls(
             count=m_blocks * total,
-            last_m_block=m_blocks - 1,
             last_section=sections - 1,
-            section_heads=in_section,
             m_blocks=divisor(m_blocks),
             per_section=divisor(in_section * m_blocks),
             heads_in_section=divisor(in_section),
@@ -89,7 +85,7 @@ class LongestFirst:
         row, head = divmod(rest, space.heads_in_section)
         if section == space.last_section:
             row, head = divmod(rest, space.heads_in_last)
-        return _tile(space, section * space.section_heads + head, space.last_m_block - row)
+        return _tile(space, section * space.heads_in_section.divisor + head, space.m_blocks.divisor - 1 - row)
 
 
 @cute.jit
