@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fa3 import launch
+
 BORDER = 1 << 19
 """Elements on each side: more than a whole tile of query rows of eight heads."""
 UNTOUCHED = -7.0
@@ -19,7 +21,9 @@ _PATCHED = ((torch, "empty"), (torch, "empty_like"), (torch, "empty_strided"), (
 class GuardedOutputs:
     """While active, an uninitialised floating-point tensor on `device` is NaN and lies between two borders.
 
-    It replaces `torch.empty` and its kin, where an op takes its outputs from. `check` is for after the call.
+    It replaces `torch.empty` and its kin, and has `fa3.launch` take its outputs from there: by itself it goes a shorter
+    way, which cannot be replaced. Plans made before know only that way, so they are forgotten on the way in and out.
+    `complaint` is for after the call.
     """
 
     def __init__(self, device: torch.device | str) -> None:
@@ -32,6 +36,9 @@ class GuardedOutputs:
             original = getattr(owner, name)
             self._originals.append((owner, name, original))
             setattr(owner, name, self._guarded(original))
+        self._originals.append((launch, "_allocator", launch._allocator))
+        launch._allocator = _ordinary_allocator
+        launch._plans.clear()
         return self
 
     def __exit__(
@@ -39,6 +46,7 @@ class GuardedOutputs:
     ) -> None:
         for owner, name, original in self._originals:
             setattr(owner, name, original)
+        launch._plans.clear()
 
     def complaint(self, *outputs: Tensor) -> str | None:
         """What was written outside the outputs, or which output was not guarded at all; None if all is well."""
@@ -68,6 +76,11 @@ class GuardedOutputs:
         buffer[BORDER : BORDER + span] = float("nan")
         self._buffers.append(buffer)
         return buffer.as_strided(form.shape, form.stride(), BORDER)
+
+
+def _ordinary_allocator(device: torch.device) -> Callable[..., Tensor]:
+    """`launch._allocator` without its short way; looks `torch.empty_strided` up at each call, when it is guarded."""
+    return lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype, device=device)
 
 
 def _inside(x: Tensor, buffer: Tensor) -> bool:

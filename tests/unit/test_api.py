@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import fa3
 from fa3 import checks, errors, launch, reference
@@ -132,8 +132,10 @@ def fake_gpus(monkeypatch):
     capability = {}
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability["is"])
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA H20")
-    with FakeTensorMode():
-        yield capability, [torch.empty(1, 5, 2, 16, dtype=BF, device=f"cuda:{i}") for i in (0, 1)]
+    with FakeTensorMode() as mode:
+        shape = torch.empty(1, 5, 2, 16, dtype=BF, device="meta")
+        # by the constructor: torch.empty asks a driver that is there for its second GPU
+        yield capability, [FakeTensor(mode, shape, torch.device("cuda", i)) for i in (0, 1)]
 
 
 def test_any_gpu_of_capability_9_0_is_accepted_and_no_other(fake_gpus):

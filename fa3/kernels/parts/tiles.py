@@ -27,15 +27,27 @@ class Tile(NamedTuple):
     batch: Int32
 
 
+class Section(NamedTuple):
+    """A run of sections of equally many heads: divisors by the heads of one, and by its tiles."""
+
+    heads: cute.FastDivmodDivisorV2
+    tiles: cute.FastDivmodDivisorV2
+
+
 class TileSpace(NamedTuple):
-    """All tiles of a launch as one range of numbers, with the divisors that take a number apart."""
+    """All tiles of a launch as one range of numbers, with the divisors that take a number apart.
+
+    The sections differ by one head at most: the first ones have the heads of `large`, all from tile number `boundary`
+    on (and head `boundary_head`) have those of `small`. A rest of a head or two as a section of its own would leave
+    most of the GPU idle at the end.
+    """
 
     count: Int32
-    last_section: Int32
+    boundary: Int32
+    boundary_head: Int32
+    large: Section
+    small: Section
     m_blocks: cute.FastDivmodDivisorV2
-    per_section: cute.FastDivmodDivisorV2
-    heads_in_section: cute.FastDivmodDivisorV2
-    heads_in_last: cute.FastDivmodDivisorV2
     heads: cute.FastDivmodDivisorV2
     group: cute.FastDivmodDivisorV2
 
@@ -46,15 +58,16 @@ class TileSpace(NamedTuple):
         total = heads * batches
         group = heads // heads_kv
         fitting = cutlass.max(Int32(SECTION_BYTES // kv_bytes), 1) * group
-        in_section = cutlass.min(fitting, total)
-        sections = cute.ceil_div(total, in_section)
+        sections = (total + fitting - 1) // fitting
+        small = total // sections
+        boundary_head = total % sections * (small + 1)
         return cls(
             count=m_blocks * total,
-            last_section=sections - 1,
+            boundary=boundary_head * m_blocks,
+            boundary_head=boundary_head,
+            large=Section(divisor(small + 1), divisor((small + 1) * m_blocks)),
+            small=Section(divisor(small), divisor(small * m_blocks)),
             m_blocks=divisor(m_blocks),
-            per_section=divisor(in_section * m_blocks),
-            heads_in_section=divisor(in_section),
-            heads_in_last=divisor(total - (sections - 1) * in_section),
             heads=divisor(heads),
             group=divisor(group),
         )
@@ -66,10 +79,9 @@ class RowsFirst:
 
     space: TileSpace
 
-    @cute.jit
     def tile(self, number: Int32):
-        head_of_all, m_block = divmod(number, self.space.m_blocks)
-        return _tile(self.space, head_of_all, m_block)
+        head, row = divmod(number, self.space.m_blocks)
+        return _tile(self.space, head, row)
 
 
 @dataclass(frozen=True)
@@ -81,15 +93,22 @@ class LongestFirst:
     @cute.jit
     def tile(self, number: Int32):
         space = self.space
-        section, rest = divmod(number, space.per_section)
-        row, head = divmod(rest, space.heads_in_section)
-        if section == space.last_section:
-            row, head = divmod(rest, space.heads_in_last)
-        return _tile(space, section * space.heads_in_section.divisor + head, space.m_blocks.divisor - 1 - row)
+        head, row = _longest_first(space.large, number)
+        if number >= space.boundary:
+            head, row = _longest_first(space.small, number - space.boundary)
+            head = head + space.boundary_head
+        return _tile(space, head, space.m_blocks.divisor - 1 - row)
 
 
-@cute.jit
+def _longest_first(section: Section, number: Int32):
+    """(head counted from the first section, row block counted from the last) of a tile in sections of one size."""
+    index, rest = divmod(number, section.tiles)
+    row, head = divmod(rest, section.heads)
+    return index * section.heads.divisor + head, row
+
+
 def _tile(space: TileSpace, head_of_all: Int32, m_block: Int32):
+    """The tile of a row block of one of all heads of all batches."""
     batch, head = divmod(head_of_all, space.heads)
     head_kv, _ = divmod(head, space.group)
     return Tile(m_block, head, head_kv, batch)
