@@ -11,11 +11,9 @@ from fa3.pipeline.registers import BUDGETS, RegisterBudget
 from fa3.pipeline.schedule import RoleSchedule, load_and_math
 from fa3.pipeline.topology import Edge, Topology
 
-from .types import ForwardConfig
+from .types import ROWS_OF_WARPGROUP, ForwardConfig
 
 ELEMENT_BITS = 16
-ROWS_OF_WARPGROUP = 64
-"""Query rows of a math warpgroup: the M of one WGMMA."""
 TILE_SLOTS = 2
 """Numbers of tiles under way from the load warp to the math warpgroups."""
 

@@ -12,23 +12,23 @@ MAX_HEAD_DIM = 256
 
 FORWARD: tuple[ForwardConfig, ...] = (
     # Three warpgroups of 64 rows: 15 % faster than two at head dim 64. 192 x 160 and 192 x 192 spill.
-    ForwardConfig(64, 64, causal=False, tile_m=192, tile_n=128, rescale="lazy"),
-    ForwardConfig(64, 64, causal=True, tile_m=192, tile_n=128, rescale="lazy"),
+    ForwardConfig(64, 64, causal=False, tile_m=192, tile_n=128),
+    ForwardConfig(64, 64, causal=True, tile_m=192, tile_n=128),
     # P stays in registers only up to 192 x 112; 128 x 160 is 6 % slower, 192 x 128 spills.
-    ForwardConfig(96, 96, causal=False, tile_m=192, tile_n=112, rescale="lazy"),
-    ForwardConfig(96, 96, causal=True, tile_m=128, tile_n=128, rescale="lazy"),
+    ForwardConfig(96, 96, causal=False, tile_m=192, tile_n=112),
+    ForwardConfig(96, 96, causal=True, tile_m=128, tile_n=128),
     # tile_n = tile_m leaves one block on the diagonal: 112, 144, 160 and 176 cost 8-12 % under a causal mask. Without
     # one, 160 and 176 are 1 % faster at 16k and up to 10 % slower at 1k, where they do not divide the length.
-    ForwardConfig(128, 128, causal=False, tile_m=128, tile_n=128, rescale="lazy"),
-    ForwardConfig(128, 128, causal=True, tile_m=128, tile_n=128, rescale="lazy"),
-    ForwardConfig(192, 128, causal=False, tile_m=128, tile_n=112, rescale="lazy"),
-    ForwardConfig(192, 128, causal=True, tile_m=128, tile_n=112, rescale="lazy"),
+    ForwardConfig(128, 128, causal=False, tile_m=128, tile_n=128),
+    ForwardConfig(128, 128, causal=True, tile_m=128, tile_n=128),
+    ForwardConfig(192, 128, causal=False, tile_m=128, tile_n=112),
+    ForwardConfig(192, 128, causal=True, tile_m=128, tile_n=112),
     # 128 x 80 leaves room to stage O: 2 % faster than 128 x 112 without a mask, 4 % slower with a causal one.
-    ForwardConfig(192, 192, causal=False, tile_m=128, tile_n=80, rescale="lazy"),
-    ForwardConfig(192, 192, causal=True, tile_m=128, tile_n=112, rescale="lazy", store="direct"),
+    ForwardConfig(192, 192, causal=False, tile_m=128, tile_n=80),
+    ForwardConfig(192, 192, causal=True, tile_m=128, tile_n=112, store="direct"),
     # 128 x 80 fills shared memory to the last kilobytes, so O goes straight from registers.
-    ForwardConfig(256, 256, causal=False, tile_m=128, tile_n=80, rescale="lazy", store="direct"),
-    ForwardConfig(256, 256, causal=True, tile_m=128, tile_n=80, rescale="lazy", store="direct"),
+    ForwardConfig(256, 256, causal=False, tile_m=128, tile_n=80, store="direct"),
+    ForwardConfig(256, 256, causal=True, tile_m=128, tile_n=80, store="direct"),
 )
 """Rows in the order in which they are tried: the first that is wide enough wins."""
 

@@ -15,6 +15,9 @@ Rescale = Literal["always", "lazy"]
 Store = Literal["staged", "direct"]
 DType = Literal["bf16", "fp16"]
 
+ROWS_OF_WARPGROUP = 64
+"""Query rows of a math warpgroup: the M of one WGMMA."""
+
 
 @dataclass(frozen=True)
 class ForwardConfig:
@@ -37,14 +40,14 @@ class ForwardConfig:
     """`plain` is Algorithm 1 of the paper, `overlap` is Algorithm 2."""
     turns: Turns = "pingpong"
     """Whether the math warpgroups take turns on the tensor cores."""
-    rescale: Rescale = "always"
-    """`lazy` keeps the old row maximum while the new one is less than 2^8 larger, and then leaves O alone."""
+    rescale: Rescale = "lazy"
+    """`lazy` keeps the old row maximum while the new one lies at most 8 above it (in log2), and then leaves O alone."""
     store: Store = "staged"
     """`staged`: O through shared memory and TMA. `direct`: 16-byte stores from registers, where O does not fit."""
 
     @property
     def math_warpgroups(self) -> int:
-        return self.tile_m // 64
+        return self.tile_m // ROWS_OF_WARPGROUP
 
     @property
     def threads(self) -> int:

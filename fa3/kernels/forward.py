@@ -8,21 +8,26 @@ Roles and edges (ring: who fills it -> who reads it, stages)::
     math0   64 rows: S = Q K^T, softmax, O += P V   q      load -> math_i   1 for each the 64 rows of warpgroup i
     math1   the next 64 rows, ...                   k, v   load -> math0..  `stages`   tile_n keys, tile_n values
 
-Timeline of a CTA (ping-pong: the GEMMs of one warpgroup lie under the softmax of the other)::
+Timeline of a CTA (ping-pong: the S GEMM of one warpgroup lies under the softmax of the other)::
 
-    load    Q0 K Q1 V K V K V ...                 | next tile's Q, K, V, as stages fall free
+    load    Q0 K Q1 K V K V ... V                 | next tile's Q, K, V, as stages fall free
     math0   | S   | softmax | PV    S | softmax | PV ...       | O, LSE |
     math1         | S   | softmax | PV    S | softmax ...          | O, LSE |
 
-Steps, numbered as in the paper (arXiv 2407.08608, Algorithm 1):
+The algorithm (arXiv 2407.08608, Algorithm 1), in the order of this file:
 
-    3-8    producer: registers back; load Q_i; for j: wait until stage j mod s is free, load K_j, V_j
-    10-12  consumer: registers taken; O = 0, l = 0, m = -inf; wait for Q_i
-    13-17  for j: wait K_j; S = Q_i K_j^T; m, P, l; wait V_j; O = diag(e^(m_old - m)) O + P V_j; release the stage
-    19-21  O = diag(1/l) O, L = m + log l; write both
+    load      give registers back; for each tile: load Q_i, then K_j, V_j as stage after stage is free
+    math      take registers; O = 0, l = 0, m = -inf; wait for Q_i
+    main loop for j: wait K_j; S = Q_i K_j^T; release K_j; m, P, l; O = diag(e^(m_old - m)) O; wait V_j;
+              O += P V_j; release V_j
+    epilogue  O = diag(1/l) O, L = m + log l; write both
 
 Key blocks are walked from the last to the first: only the last ones can need a mask. `forward_overlap.py` replaces the
 main loop (`PlainLoop`) by Algorithm 2's and shares the rest.
+
+Before you edit: rebind a cursor in its loop's own text, or it freezes (docs/dsl_rules.md). The order of the loads in
+`Load.run` and of K, turn and V in `Math.pass_over` keeps the CTA free of deadlock; tests/unit/pipeline has a model of
+both. Afterwards: `python -m fa3.sass forward --diff HEAD`.
 """
 
 from dataclasses import dataclass
@@ -35,8 +40,8 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 from cutlass.memory import SmemAllocator
 
-from fa3.config.budget import ROWS_OF_WARPGROUP as ROWS
 from fa3.config.budget import TILE_SLOTS, check_forward, forward_registers, forward_topology
+from fa3.config.types import ROWS_OF_WARPGROUP as ROWS
 from fa3.config.types import ForwardConfig, KernelKey
 from fa3.layouts.fragments_dsl import as_a_operand_16
 from fa3.pipeline.barriers import BarrierNames, WarpgroupBarrier, make_turns
@@ -116,7 +121,7 @@ class Plan:
 
 
 class Operands(NamedTuple):
-    """The global tensors: Q, K, V (as V^T) and O through TMA, O and LSE also as plain tensors."""
+    """The global tensors: Q, K, V (as V^T) and O through TMA; O, for `direct` stores, and LSE as plain tensors."""
 
     q: TmaOperand
     k: TmaOperand
@@ -155,23 +160,16 @@ class Load:
             blocks = self.mask.blocks(first_row, self.plan.config.tile_m)
             if blocks > 0:
                 queries, keys, values = self._sources(tile)
-                self._load("q", queries, q, tile.m_block * groups)
-                self._load("k", keys, k, blocks - 1)
-                k = k.advance()
-                q = q.advance()
+                q = self._load("q", queries, q, tile.m_block * groups)
+                k = self._load("k", keys, k, blocks - 1)
                 for i in cutlass.range_constexpr(1, groups):
-                    self._load("q", queries, q, tile.m_block * groups + i)
-                    q = q.advance()
-                for j in cutlass.range(blocks - 1, unroll=1):
-                    self._load("k", keys, k, blocks - 2 - j)
-                    self._load("v", values, v, blocks - 1 - j)
-                    k = k.advance()
-                    v = v.advance()
-                self._load("v", values, v, 0)
-                v = v.advance()
+                    q = self._load("q", queries, q, tile.m_block * groups + i)
+                for j in cutlass.range(blocks - 1, unroll=1):  # K one block ahead of V: Algorithm 2 reads it so
+                    k = self._load("k", keys, k, blocks - 2 - j)
+                    v = self._load("v", values, v, blocks - 1 - j)
+                v = self._load("v", values, v, 0)
             number = self.counter.draw()
-            self._publish(out, number)
-            out = out.advance()
+            out = self._publish(out, number)
 
     def _sources(self, tile: Tile):
         """Pairs (shared, global) of Q, K and V^T for this tile's head, ready to be indexed by stage and block."""
@@ -185,10 +183,12 @@ class Load:
 
     @cute.jit
     def _load(self, name: cutlass.Constexpr, source, cursor: Cursor, block: Int32):
+        """Fills one stage with a block, and returns the cursor of the next."""
         smem, boxes = source
         ring, operand = self.rings[name], getattr(self.operands, name)
         ring.acquire(cursor)
         cute.copy(operand.atom, boxes[None, block], smem[None, cursor.stage], tma_bar_ptr=ring.barrier(cursor))
+        return cursor.advance()
 
     @cute.jit
     def _publish(self, cursor: Cursor, number: Int32):
@@ -196,7 +196,8 @@ class Load:
         ring.acquire(cursor)
         with cute.arch.elect_one():
             self.sTile[cursor.stage] = number
-        ring.commit(cursor)
+        ring.commit(cursor)  # elects the same lane, so that its arrival releases its own store
+        return cursor.advance()
 
 
 @dataclass(frozen=True)
@@ -229,14 +230,13 @@ class Math:
             acc_O.fill(0.0)
             if blocks > 0:
                 own_row = first_row + ROWS * self.warpgroup
-                own = cutlass.min(self.mask.blocks(own_row, ROWS), blocks)
-                k, v = self.main_loop.pass_over(k, v, blocks - own, own)
-                self.rings["q"].wait(q)
+                own = self.mask.blocks(own_row, ROWS)
+                k, v = self.pass_over(k, v, blocks - own, own)
                 if own > 0:
                     k, v = self.main_loop.run(q, k, v, own_row, own)
                 else:
-                    self.rings["q"].release(q)
-                q = Cursor(self.warpgroup, q.phase ^ 1, groups)
+                    let_pass(self.rings["q"], q)
+                q = q.next_lap()
             number = self._next_tile(tiles)
             tiles = tiles.advance()
             lse = softmax.finish(acc_O)
@@ -244,6 +244,22 @@ class Math:
             store_lse(self.mLSE, lse, tile, row_block)
             self.epilogue.store(acc_O, tile, row_block)
         self.epilogue.drain()
+
+    @cute.jit
+    def pass_over(self, k: Cursor, v: Cursor, blocks: Int32, own: Int32):
+        """Lets `blocks` key blocks go by that other warpgroups of the tile see, and this one, which sees `own`, not.
+
+        Turns included: every warpgroup takes as many as the main loop takes for all blocks of the tile. K goes before
+        the turn: with a single stage, who waits for its turn while holding K may wait for a warpgroup that waits for
+        the next K.
+        """
+        for j in cutlass.range(blocks, unroll=1):
+            k = let_pass(self.rings["k"], k)
+            if own + j >= self.main_loop.blocks_without_turn:
+                self.main_loop.turns.wait()
+                self.main_loop.turns.give()
+            v = let_pass(self.rings["v"], v)
+        return k, v
 
     @cute.jit
     def _next_tile(self, cursor: Cursor):
@@ -300,43 +316,36 @@ class Gemms:
 
 @dataclass(frozen=True)
 class PlainLoop:
-    """Algorithm 1: S, softmax and P V of one block after the other."""
+    """Algorithm 1: S, softmax and P V of one block after the other. A turn covers one S GEMM, from issue to end."""
 
     gemms: Gemms
     rings: dict[str, Ring]
     turns: Any
     softmax: OnlineSoftmax
     mask: Any
+    blocks_without_turn: int = 0
 
     @cute.jit
     def run(self, q: Cursor, k: Cursor, v: Cursor, first_row: Int32, blocks: Int32):
         """The `blocks` key blocks that these rows see, from the last; `first_row`: the warpgroup's first query row."""
-        clear = cutlass.min(self.mask.clear_blocks(first_row), blocks)
+        self.rings["q"].wait(q)
+        # first the blocks that the mask cuts, then those that every row sees whole
+        clear = self.mask.clear_blocks(first_row)
         for j in cutlass.range(blocks - clear, unroll=1):
             self._scores(q, k)
             self.mask.hide(self.gemms.acc_S, self.softmax.extremum.hidden, first_row, blocks - 1 - j)
-            self._output(v)
+            self._softmax_and_output(v)
             k, v = k.advance(), v.advance()
         for _ in cutlass.range(clear, unroll=1):
             self._scores(q, k)
-            self._output(v)
+            self._softmax_and_output(v)
             k, v = k.advance(), v.advance()
         self.rings["q"].release(q)
         return k, v
 
     @cute.jit
-    def pass_over(self, k: Cursor, v: Cursor, blocks: Int32, own: Int32):
-        """Lets `blocks` key blocks go by that other warpgroups see and this one does not; one turn for each block."""
-        for _ in cutlass.range(blocks, unroll=1):
-            k = let_pass(self.rings["k"], k)
-            self.turns.wait()
-            self.turns.give()
-            v = let_pass(self.rings["v"], v)
-        return k, v
-
-    @cute.jit
     def _scores(self, q: Cursor, k: Cursor):
-        """S = Q K_j^T, with the tensor cores to ourselves."""
+        """S = Q K_j^T."""
         self.rings["k"].wait(k)
         self.turns.wait()
         self.gemms.start_scores(q, k)
@@ -345,8 +354,8 @@ class PlainLoop:
         self.rings["k"].release(k)
 
     @cute.jit
-    def _output(self, v: Cursor):
-        """Softmax, then O = diag(correction) O + P V_j."""
+    def _softmax_and_output(self, v: Cursor):
+        """m, P, l; then O = diag(e^(m_old - m)) O + P V_j."""
         self.softmax.step(self.gemms.acc_S)
         self.gemms.take_p()
         self.softmax.rescale(self.gemms.acc_O)
@@ -371,9 +380,10 @@ class Forward:
     """Compiles one key. Called with torch-shaped tensors: q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv),
     o (B, Sq, H, Dv), lse (B, H, Sq) float32, counters (n,) int32 zeros of which `slot` is ours."""
 
-    def __init__(self, key: KernelKey, main_loop: Any = PlainLoop):
+    def __init__(self, key: KernelKey, main_loop: Any):
         self.key, self.main_loop = key, main_loop
         check_forward(key.config)
+        self.smem_bytes = 0  # what the storage takes, known once the kernel has been traced
         self.mask = MASKS[key.config.causal]
         self.order = LongestFirst if key.config.causal else RowsFirst
         self.extremum = Extremum.of(key.negative_scale)
@@ -404,7 +414,7 @@ class Forward:
         )
         kv_bytes = cutlass.Int64(k.shape[1]) * ((c.head_dim + c.head_dim_v) * plan.dtype.width // 8)
         space = TileSpace.over(cute.ceil_div(q.shape[1], c.tile_m), q.shape[2], k.shape[2], q.shape[0], kv_bytes)
-        self.kernel(operands, space, counters, slot, k.shape[1], scale_log2).launch(
+        self.kernel(operands, space, counters, slot, q.shape[1], k.shape[1], scale_log2).launch(
             grid=[cutlass.min(space.count, sm_count), 1, 1],
             block=[c.threads, 1, 1],
             min_blocks_per_mp=1,  # without it ptxas ignores setmaxnreg (C7508)
@@ -418,6 +428,7 @@ class Forward:
         space: TileSpace,
         counters: cute.Tensor,
         slot: Int32,
+        seqlen_q: Int32,
         seqlen_k: Int32,
         scale_log2: Float32,
     ):
@@ -440,7 +451,7 @@ class Forward:
         cute.arch.sync_threads()
 
         rings = make_rings(plan.topology, barriers)
-        mask = self.mask(operands.mO.shape[0], seqlen_k, c.tile_n)
+        mask = self.mask(seqlen_q, seqlen_k, c.tile_n)
         order = self.order(space)
         budget = forward_registers(c)
         if warp < 4:

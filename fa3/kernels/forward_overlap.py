@@ -10,8 +10,8 @@ Timeline of a warpgroup; while the softmax of block j runs, P V of block j - 1 i
 Steps, as in the paper (arXiv 2407.08608, Algorithm 2), with blocks counted from the last key block:
 
     prologue   S_0 = Q K_0^T; softmax; P_cur
-    for j      start S_next = Q K_j^T; rescale O; start O += P_cur V_(j-1); wait for S_next; softmax; wait for O;
-               release the stages; P_cur = P_next
+    for j      start S_next = Q K_j^T; rescale O; start O += P_cur V_(j-1); wait for S_next; release K_j; softmax;
+               wait for O; release V_(j-1); P_cur = P_next
     drain      rescale O; O += P_cur V_last
 
 (The paper rescales O after the wait. Here it happens one lap later, under the next S GEMM.)
@@ -30,26 +30,31 @@ from cutlass import Int32
 from fa3.pipeline.cursor import Cursor
 from fa3.pipeline.ring import Ring
 
-from .forward import Gemms, let_pass
+from .forward import Gemms
 from .parts.gemm import wait_gemms
 from .parts.softmax import OnlineSoftmax
 
 
 @dataclass(frozen=True)
 class OverlapLoop:
-    """Algorithm 2: the scores of the next block are under way while this block's are exponentiated."""
+    """Algorithm 2: P V of one block is under way while the scores of the next are exponentiated.
+
+    A turn covers issuing S_next and P V. The prologue's S and the drain's P V go without one.
+    """
 
     gemms: Gemms
     rings: dict[str, Ring]
     turns: Any
     softmax: OnlineSoftmax
     mask: Any
+    blocks_without_turn: int = 1
 
     @cute.jit
     def run(self, q: Cursor, k: Cursor, v: Cursor, first_row: Int32, blocks: Int32):
         """The `blocks` key blocks that these rows see, from the last; `first_row`: the warpgroup's first query row."""
         hidden = self.softmax.extremum.hidden
         # prologue
+        self.rings["q"].wait(q)
         self.rings["k"].wait(k)
         self.gemms.start_scores(q, k)
         wait_gemms(0)
@@ -63,13 +68,13 @@ class OverlapLoop:
         if cutlass.const_expr(not self.mask.cuts_one_block):
             clear = cutlass.min(self.mask.clear_blocks(first_row), blocks - 1)
             for j in cutlass.range(blocks - 1 - clear, unroll=1):
-                self._start(q, k, v)
+                self._start_both_wait_for_scores(q, k, v)
                 self.mask.hide(self.gemms.acc_S, hidden, first_row, blocks - 2 - j)
-                self._finish(v)
+                self._softmax_under_output(v)
                 k, v = k.advance(), v.advance()
         for _ in cutlass.range(clear, unroll=1):
-            self._start(q, k, v)
-            self._finish(v)
+            self._start_both_wait_for_scores(q, k, v)
+            self._softmax_under_output(v)
             k, v = k.advance(), v.advance()
         self.rings["q"].release(q)
         # drain
@@ -81,23 +86,7 @@ class OverlapLoop:
         return k, v.advance()
 
     @cute.jit
-    def pass_over(self, k: Cursor, v: Cursor, blocks: Int32, own: Int32):
-        """Lets `blocks` key blocks go by that other warpgroups see and this one does not.
-
-        A tile takes one turn less than it has blocks, because the prologue goes without; so a warpgroup that computes
-        nothing at all (`own` is 0) owes one less. K goes before the turn: with a single stage, who waits for the turn
-        while holding K may wait for a warpgroup that waits for the next K.
-        """
-        for j in cutlass.range(blocks, unroll=1):
-            k = let_pass(self.rings["k"], k)
-            if own + j > 0:
-                self.turns.wait()
-                self.turns.give()
-            v = let_pass(self.rings["v"], v)
-        return k, v
-
-    @cute.jit
-    def _start(self, q: Cursor, k: Cursor, v: Cursor):
+    def _start_both_wait_for_scores(self, q: Cursor, k: Cursor, v: Cursor):
         """Both GEMMs on their way; returns when S_next is there and O += P_cur V still runs.
 
         O is scaled for P_cur between the two, under the GEMM of S_next: up to 4 % faster than after the softmax (H200).
@@ -113,8 +102,12 @@ class OverlapLoop:
         self.rings["k"].release(k)
 
     @cute.jit
-    def _finish(self, v: Cursor):
-        """Softmax of S_next under the running P V; then P_next takes P_cur's place."""
+    def _softmax_under_output(self, v: Cursor):
+        """Softmax of S_next under the running P V; then P_next takes P_cur's place.
+
+        ptxas moves the wait up between the exponentials, so that about half of them run under P V of this warpgroup and
+        the rest under the GEMMs of the others. Holding the wait back until all were issued was 2-4 % slower (H200).
+        """
         self.softmax.step(self.gemms.acc_S)
         wait_gemms(0)
         self.rings["v"].release(v)

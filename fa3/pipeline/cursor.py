@@ -45,6 +45,10 @@ class Cursor:
         wrapped = _as_int(following == self.stages)
         return Cursor(following - wrapped * self.stages, self.phase ^ wrapped, self.stages)
 
+    def next_lap(self) -> Cursor:
+        """The same stage one lap later: where a consumer of a private edge goes, which has one stage to itself."""
+        return Cursor(self.stage, self.phase ^ 1, self.stages)
+
     def __extract_mlir_values__(self) -> list[Any]:
         """The run-time part, for the DSL to carry through loops and branches."""
         return [self.stage.ir_value(), self.phase.ir_value()]

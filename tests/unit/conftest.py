@@ -21,7 +21,11 @@ class CpuDevice(counters.Device):
     def __init__(self, index: int = -1) -> None:
         self.index, self.sm_count, self.alone = index, 132, True
         self._counters = None
-        self._eager, self._captured = itertools.count(), itertools.count()
+        self._of_stream = {}
+        self._captured = itertools.count()
+
+    def _stream(self) -> int:
+        return 0
 
     def _device(self) -> torch.device:
         return torch.device("cpu")

@@ -1,4 +1,4 @@
-"""Which launches share a counter: eager ones only far apart, captured ones never."""
+"""Which launches share a counter: eager ones on one stream, captured ones never."""
 
 from __future__ import annotations
 
@@ -23,11 +23,26 @@ def capturing(monkeypatch):
     return state
 
 
-def test_eager_launches_take_turns_in_the_ring(device):
-    taken = [device.take() for _ in range(counters.RING + 3)]
-    slots = [slot for _, slot in taken]
-    assert slots[:3] == slots[-3:] and sorted(set(slots)) == list(range(counters.RING))
+def test_eager_launches_share_a_counter_on_one_stream_only(device, monkeypatch):
+    streams = [0, 7, 0, 9, 7, 0, 11]
+    taken = []
+    for stream in streams:
+        monkeypatch.setattr(device, "_stream", lambda stream=stream: stream)
+        taken.append(device.take())
+    assert len({slot for _, slot in taken}) == 4
+    for stream in streams:
+        assert len({slot for s, (_, slot) in zip(streams, taken, strict=True) if s == stream}) == 1
     assert len({zeros.data_ptr() for zeros, _ in taken}) == 1 and not taken[0][0].any()
+
+
+def test_streams_past_the_block_get_counters_of_their_own(device, monkeypatch):
+    monkeypatch.setattr(counters, "STREAMS", 3)
+    taken = []
+    for stream in [*range(6), *range(6)]:
+        monkeypatch.setattr(device, "_stream", lambda stream=stream: stream)
+        zeros, slot = device.take()
+        taken.append((zeros.data_ptr(), slot))
+    assert taken[:6] == taken[6:] and len(set(taken)) == 6
 
 
 def test_captured_launches_never_share(device, capturing):
@@ -35,9 +50,8 @@ def test_captured_launches_never_share(device, capturing):
     capturing["on"] = True
     captured = [device.take() for _ in range(1000)]
     capturing["on"] = False
-    eager = [device.take() for _ in range(counters.RING)]
     slots = {slot for _, slot in captured}
-    assert len(slots) == 1000 and min(slots) == counters.RING and slots.isdisjoint(slot for _, slot in eager)
+    assert len(slots) == 1000 and min(slots) == counters.STREAMS and device.take()[1] not in slots
 
 
 @pytest.mark.parametrize("reason", ["first use is a capture", "reserve used up"])
@@ -52,11 +66,18 @@ def test_without_a_reserve_a_capture_allocates_its_own(reason, device, capturing
     assert len({zeros.data_ptr() for zeros in own}) == len(own) and not any(zeros.any() for zeros in own)
 
 
-def test_threads_never_draw_the_same_slot(device):
-    drawn = []
-    threads = [threading.Thread(target=lambda: drawn.extend(device.take() for _ in range(500))) for _ in range(8)]
+def test_threads_on_streams_of_their_own_never_share(device, monkeypatch):
+    monkeypatch.setattr(device, "_stream", threading.get_ident)
+    drawn: list[set[int]] = []
+    together = threading.Barrier(8)
+
+    def launch_often():
+        together.wait()
+        drawn.append({device.take()[1] for _ in range(500)})
+
+    threads = [threading.Thread(target=launch_often) for _ in range(8)]
     for t in threads:
         t.start()
     for t in threads:
         t.join()
-    assert len({slot for _, slot in drawn}) == 4000 and len({id(zeros) for zeros, _ in drawn}) == 1
+    assert all(len(slots) == 1 for slots in drawn) and len(set.union(*drawn)) == 8

@@ -13,16 +13,13 @@ import cutlass.cute as cute
 from cutlass import Int32
 from cutlass.cute.nvgpu import warp
 
+from fa3.config.types import ROWS_OF_WARPGROUP
 from fa3.pipeline.barriers import WarpgroupBarrier
 
 from .gemm import convert_16
-from .softmax import ROWS
+from .lanes import ROW_STEP, ROWS_OF_THREAD, place_in_quad, row_of_thread, thread_of_warpgroup
 from .tiles import Tile
 from .tma import TmaOperand, partition
-
-ROWS_OF_WARPGROUP = 64
-ROW_STEP = 8
-"""Distance of a thread's two rows in the tile."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +37,7 @@ class Staged:
         """`row_block`: index of these 64 rows among all rows of the sequence, in steps of 64."""
         rO = cute.make_rmem_tensor_like(acc_O, self.sO.element_type)
         convert_16(acc_O, rO)
-        thread = cute.arch.thread_idx()[0] % 128
+        thread = thread_of_warpgroup()
         issuer = thread < 32
         if issuer:
             cute.arch.cp_async_bulk_wait_group(0, read=True)  # the previous tile has left shared memory
@@ -60,7 +57,7 @@ class Staged:
     @cute.jit
     def drain(self):
         """Before the CTA ends: shared memory must outlive the last store that reads it."""
-        if cute.arch.thread_idx()[0] % 128 < 32:
+        if thread_of_warpgroup() < 32:
             cute.arch.cp_async_bulk_wait_group(0, read=True)
 
 
@@ -75,15 +72,14 @@ class Direct:
         rO = cute.make_rmem_tensor_like(acc_O, self.mO.element_type)
         convert_16(acc_O, rO)
         words = cute.recast_tensor(cute.make_tensor(rO.iterator, cute.make_layout(cute.size(rO))), Int32)
-        lane = cute.arch.lane_idx()
-        quad = lane % 4
-        row = row_block * ROWS_OF_WARPGROUP + cute.arch.thread_idx()[0] % 128 // 32 * 16 + lane // 4
+        quad = place_in_quad()
+        row = row_block * ROWS_OF_WARPGROUP + row_of_thread()
         gO = self.mO[None, None, tile.head, tile.batch]
         atom = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), Int32, num_bits_per_copy=128)
         chunk = cute.make_rmem_tensor((4,), Int32)
         columns_left = self.mO.shape[1] - 8 * quad
         # words: (row, 8-column group), one word for each; four groups at a time are one 4 x 4 exchange in the quad
-        for r in cutlass.range_constexpr(ROWS):
+        for r in cutlass.range_constexpr(ROWS_OF_THREAD):
             start = gO.iterator + cute.crd2idx((row + ROW_STEP * r, 8 * quad), gO.layout)
             inside = row + ROW_STEP * r < self.mO.shape[0]
             for group in cutlass.range_constexpr(0, cute.size(words) // 2, 4):
@@ -103,7 +99,7 @@ def transpose_in_quad(chunk: cute.Tensor, quad: Int32):
     """Transposes the 4 x 4 matrix whose column q is thread q's `chunk`: thread q ends up with row q.
 
     Two butterfly steps. In each, a thread keeps the words whose index agrees with its own place in that bit and
-    exchanges the others with its partner: four shuffles for four words, the fewest there can be.
+    exchanges the others with its partner: four shuffles and twelve selects for four words.
     """
     for bit in cutlass.range_constexpr(2):
         step = 1 << bit
@@ -121,10 +117,9 @@ def transpose_in_quad(chunk: cute.Tensor, quad: Int32):
 @cute.jit
 def store_lse(mLSE: cute.Tensor, lse: cute.Tensor, tile: Tile, row_block: Int32):
     """LSE (batch, head, sequence), float32: the first thread of each quad stores its two rows."""
-    lane = cute.arch.lane_idx()
-    row = row_block * ROWS_OF_WARPGROUP + cute.arch.thread_idx()[0] % 128 // 32 * 16 + lane // 4
+    row = row_block * ROWS_OF_WARPGROUP + row_of_thread()
     gLSE = mLSE[tile.batch, tile.head, None]
-    if lane % 4 == 0:
-        for r in cutlass.range_constexpr(ROWS):
+    if place_in_quad() == 0:
+        for r in cutlass.range_constexpr(ROWS_OF_THREAD):
             if row + ROW_STEP * r < mLSE.shape[2]:
                 gLSE[row + ROW_STEP * r] = lse[r]

@@ -13,7 +13,7 @@ from cutlass import Int32
 
 from fa3.layouts.fragments_dsl import rows_and_columns
 
-from .softmax import ROWS
+from .lanes import ROW_STEP, ROWS_OF_THREAD, place_in_quad, row_of_thread
 
 
 @cute.jit
@@ -80,25 +80,23 @@ class CausalMask:
     @cute.jit
     def hide(self, acc_S: cute.Tensor, hidden: cutlass.Constexpr, first_row: Int32, n_block: Int32):
         """Sets the scores right of the diagonal to `hidden`. Rows past Sq may see past Sk; they are never stored."""
-        lane_row = (cute.arch.thread_idx()[0] % 128) // 32 * 16 + cute.arch.lane_idx() // 4
-        limit = self._limit(first_row + lane_row) - n_block * self.tile_n
-        hide_from(acc_S, hidden, limit, limit + 8)
+        limit = self._limit(first_row + row_of_thread()) - n_block * self.tile_n
+        hide_from(acc_S, hidden, limit, limit + ROW_STEP)
 
 
 MASKS: dict[bool, Any] = {False: FullMask, True: CausalMask}
 
 
 @cute.jit
-def hide_from(acc_S: cute.Tensor, hidden: cutlass.Constexpr, limit_0: Int32, limit_8: Int32):
-    """Hides the columns from `limit_0` on in the thread's upper row and from `limit_8` on in its lower one.
+def hide_from(acc_S: cute.Tensor, hidden: cutlass.Constexpr, upper: Int32, lower: Int32):
+    """Hides the columns from `upper` on in the thread's upper row and from `lower` on in its lower one.
 
     A thread's columns are 8 (c / 2) + c % 2 + 2 q with q its place in the quad, so comparing with limit - 2 q leaves a
     constant on the other side.
     """
     scores = rows_and_columns(acc_S)
-    quad = 2 * (cute.arch.lane_idx() % 4)
-    limits = (limit_0 - quad, limit_8 - quad)
-    for r in cutlass.range_constexpr(ROWS):
+    limits = tuple(limit - 2 * place_in_quad() for limit in (upper, lower))
+    for r in cutlass.range_constexpr(ROWS_OF_THREAD):
         for c in cutlass.range_constexpr(cute.size(scores, mode=[1])):
             if 8 * (c // 2) + c % 2 >= limits[r]:
                 scores[r, c] = cutlass.Float32(hidden)

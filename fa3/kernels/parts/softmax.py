@@ -1,7 +1,9 @@
 """Online softmax over the rows that a thread holds of a score tile (Milakov and Gimelshein, arXiv 1805.02867).
 
-A thread of an m64nN accumulator holds two rows; the four threads of a quad share them. Everything is kept in base 2:
-P = 2^(scale_log2 * (s - m)) with scale_log2 = softmax_scale * log2(e), one FFMA and one MUFU per score.
+A thread of an m64nN accumulator holds two rows; the four threads of a quad share them. Everything is kept in base 2 and
+in scaled units: P = 2^(scale_log2 * s - anchor) with scale_log2 = softmax_scale * log2(e), one FFMA and one MUFU per
+score. The anchor of a row is the largest scaled score so far, rounded once and then used as it is everywhere, so that
+its rounding error cancels between P, l, O and LSE.
 """
 
 import math
@@ -15,17 +17,15 @@ from cutlass import Float32
 
 from fa3.layouts.fragments_dsl import rows_and_columns
 
-ROWS = 2
-"""Rows of an accumulator tile that one thread holds."""
-QUAD = (1, 2)
-"""Butterfly offsets that join the four threads which share a row."""
+from .lanes import QUAD_OFFSETS, ROWS_OF_THREAD
+
 LAZY_LIMIT = 8.0
-"""`Lazy` lets P grow to 2^8; far from overflow even in fp16 (65504), and l and O are fp32."""
+"""How far, in log2, a score may lie above a `Lazy` anchor: P grows to 2^8 at most, far from overflow even in fp16."""
 
 
 @dataclass(frozen=True)
 class Extremum:
-    """The score that a row is measured against: its maximum, or with a negative scale its minimum.
+    """The score whose scaled value is the largest: the maximum, or with a negative scale the minimum.
 
     `hidden` is the score of a key that may not be seen: times the scale it is -inf.
     """
@@ -40,10 +40,10 @@ class Extremum:
 
 @dataclass(frozen=True)
 class Always:
-    """Moves the anchor of P to every new maximum, and scales O every time."""
+    """Moves the anchor to every new maximum, and scales O every time."""
 
     @cute.jit
-    def anchor(self, old: Float32, new: Float32, scale_log2: Float32):
+    def anchor(self, old: Float32, new: Float32):
         return new
 
     @cute.jit
@@ -53,16 +53,16 @@ class Always:
 
 @dataclass(frozen=True)
 class Lazy:
-    """Keeps the old anchor while the new maximum lies less than 2^8 above it, and then leaves O alone.
+    """Keeps the old anchor while the new maximum lies at most 8 above it (in log2), and then leaves O alone.
 
     Exact all the same: P, l and O share the anchor. Once the anchor has settled, after a few blocks, a step costs no
-    multiplication of O at all: 3-5 % on an H200 at every head dim, where power sets the clock.
+    multiplication of O at all: 2-5 % on an H200 at every head dim, where power sets the clock.
     """
 
     @cute.jit
-    def anchor(self, old: Float32, new: Float32, scale_log2: Float32):
+    def anchor(self, old: Float32, new: Float32):
         kept = new
-        if (new - old) * scale_log2 <= LAZY_LIMIT:
+        if new - old <= LAZY_LIMIT:
             kept = old
         return kept
 
@@ -77,13 +77,14 @@ RESCALE: dict[str, Any] = {"always": Always(), "lazy": Lazy()}
 
 @dataclass(frozen=True)
 class OnlineSoftmax:
-    """Row statistics of one warpgroup's query rows: `row_max` (or minimum, see `Extremum`), `row_sum`, `correction`.
+    """Statistics of the thread's two rows: `anchor` (m of the paper, in scaled base-2 units), `row_sum` (l), and the
+    `correction` that the latest step asks of O.
 
     `row_sum` is this thread's part; the quad is joined once, in `finish`.
     """
 
     scale_log2: Float32
-    row_max: cute.Tensor
+    anchor: cute.Tensor
     row_sum: cute.Tensor
     correction: cute.Tensor
     extremum: Extremum
@@ -91,12 +92,12 @@ class OnlineSoftmax:
 
     @classmethod
     def create(cls, scale_log2: Float32, extremum: Extremum, rescale: str) -> "OnlineSoftmax":
-        row_max, row_sum, correction = (cute.make_rmem_tensor((ROWS,), Float32) for _ in range(3))
-        return cls(scale_log2, row_max, row_sum, correction, extremum, RESCALE[rescale])
+        anchor, row_sum, correction = (cute.make_rmem_tensor((ROWS_OF_THREAD,), Float32) for _ in range(3))
+        return cls(scale_log2, anchor, row_sum, correction, extremum, RESCALE[rescale])
 
     def reset(self):
-        """Before the first key of a tile: nothing seen."""
-        self.row_max.fill(self.extremum.hidden)
+        """Before the first key of a tile: m = -inf, l = 0."""
+        self.anchor.fill(-math.inf)
         self.row_sum.fill(0.0)
 
     @cute.jit
@@ -107,16 +108,16 @@ class OnlineSoftmax:
         Two and four independent chains for maximum and sum gained nothing in the loop (H200, +-1.5 %).
         """
         scores = rows_and_columns(acc_S)
-        for r in cutlass.range_constexpr(ROWS):
-            old = self.row_max[r]
-            new = self.strategy.anchor(old, self._row_extremum(scores, r, old), self.scale_log2)
-            self.row_max[r] = new
-            # A row that has seen no key yet is anchored at 0: its scores are all -inf, and -inf - -inf would be NaN.
-            anchor = new
-            if new == self.extremum.hidden:
-                anchor = Float32(0.0)
-            self.correction[r] = cute.math.exp2((old - anchor) * self.scale_log2, fastmath=True)
-            self.row_sum[r] = self.row_sum[r] * self.correction[r] + self._exponentiate(scores, r, anchor)
+        for r in cutlass.range_constexpr(ROWS_OF_THREAD):
+            old = self.anchor[r]
+            new = self.strategy.anchor(old, cute.arch.fmax(old, self._largest(scores, r)))
+            self.anchor[r] = new
+            # A row that has seen no key yet is measured from 0: its scores are -inf, and -inf - -inf would be NaN.
+            finite = new
+            if new == -math.inf:
+                finite = Float32(0.0)
+            self.correction[r] = cute.math.exp2(old - finite, fastmath=True)
+            self.row_sum[r] = self.row_sum[r] * self.correction[r] + self._exponentiate(scores, r, finite)
 
     def rescale(self, acc_O: cute.Tensor):
         """O = diag(correction) O for the latest `step`, when the strategy asks for it."""
@@ -125,38 +126,37 @@ class OnlineSoftmax:
     @cute.jit
     def finish(self, acc_O: cute.Tensor):
         """O = diag(1/l) O; returns the natural-log LSE of the two rows. A row without a key: O = 0, LSE = -inf."""
-        lse = cute.make_rmem_tensor((ROWS,), Float32)
-        inverse = cute.make_rmem_tensor((ROWS,), Float32)
-        for r in cutlass.range_constexpr(ROWS):
+        lse = cute.make_rmem_tensor((ROWS_OF_THREAD,), Float32)
+        inverse = cute.make_rmem_tensor((ROWS_OF_THREAD,), Float32)
+        for r in cutlass.range_constexpr(ROWS_OF_THREAD):
             total = self.row_sum[r]
-            for offset in QUAD:
+            for offset in QUAD_OFFSETS:
                 total = total + cute.arch.shuffle_sync_bfly(total, offset=offset)
             inverse[r] = Float32(0.0)
             lse[r] = Float32(-math.inf)
             if total != 0.0:
                 inverse[r] = cute.arch.rcp_approx(total)
-                log2 = self.row_max[r] * self.scale_log2 + cute.math.log2(total, fastmath=True)
-                lse[r] = log2 * math.log(2.0)
+                lse[r] = (self.anchor[r] + cute.math.log2(total, fastmath=True)) * math.log(2.0)
         scale_rows(acc_O, inverse)
         return lse
 
     @cute.jit
-    def _row_extremum(self, scores: cute.Tensor, r: cutlass.Constexpr, start: Float32):
-        best = start
-        for c in cutlass.range_constexpr(cute.size(scores, mode=[1])):
+    def _largest(self, scores: cute.Tensor, r: cutlass.Constexpr):
+        """The largest scaled score of row r in this tile, joined over the quad."""
+        best = scores[r, 0]
+        for c in cutlass.range_constexpr(1, cute.size(scores, mode=[1])):
             best = self.extremum.pick(best, scores[r, c])
-        for offset in QUAD:
+        for offset in QUAD_OFFSETS:
             best = self.extremum.pick(best, cute.arch.shuffle_sync_bfly(best, offset=offset))
-        return best
+        return best * self.scale_log2
 
     @cute.jit
     def _exponentiate(self, scores: cute.Tensor, r: cutlass.Constexpr, anchor: Float32):
         """P of row r in place; returns the sum of this thread's columns."""
-        shift = anchor * self.scale_log2
         total = Float32(0.0)
         for c in cutlass.range_constexpr(cute.size(scores, mode=[1])):
             # cute.arch.exp2 would be volatile assembly, which ptxas may not move between GEMMs.
-            p = cute.math.exp2(scores[r, c] * self.scale_log2 - shift, fastmath=True)
+            p = cute.math.exp2(scores[r, c] * self.scale_log2 - anchor, fastmath=True)
             scores[r, c] = p
             total = total + p
         return total
@@ -165,6 +165,6 @@ class OnlineSoftmax:
 def scale_rows(acc: cute.Tensor, factors: cute.Tensor):
     """Multiplies each of the thread's two rows by its factor."""
     values = rows_and_columns(acc)
-    for r in range(ROWS):
+    for r in range(ROWS_OF_THREAD):
         for c in range(cute.size(values, mode=[1])):
             values[r, c] = values[r, c] * factors[r]

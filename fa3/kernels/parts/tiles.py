@@ -1,9 +1,10 @@
 """The order in which the query tiles of all heads and batches are computed, and who computes which.
 
 CTAs are persistent: each starts with the tile of its own number and draws the next from a counter in global memory, so
-a CTA that got short tiles takes more of them. Two things decide the order. Neighbours in time should share keys: heads
-are taken in *sections* whose keys and values fit in half of the L2 cache together. And under a causal mask a section
-starts with its longest tiles (the last query rows), so that the short ones fill the gaps at the end.
+a CTA that got short tiles takes more of them. Without a mask all tiles are equal, and a head's follow each other, so
+that neighbours in time share its keys in the L2 cache. Under a causal mask the longest tiles (the last query rows) come
+first, so that the short ones fill the gaps at the end; and so that this does not spread over all heads at once, they
+are taken in *sections* whose keys and values fit in the L2 cache together.
 """
 
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
+from cutlass._mlir.dialects import llvm
+from cutlass.cutlass_dsl import T, dsl_user_op
 
 SECTION_BYTES = 32 * 1024 * 1024
 """Keys and values of a section: a little over half of the L2 (H100 50 MiB, H200 60), the rest is for Q, O and what
@@ -57,7 +60,7 @@ class TileSpace(NamedTuple):
         divisor = cute.fast_divmod_create_divisor_v2
         total = heads * batches
         group = heads // heads_kv
-        fitting = cutlass.max(Int32(SECTION_BYTES // kv_bytes), 1) * group
+        fitting = cutlass.min(cutlass.max(Int32(SECTION_BYTES // kv_bytes), 1), heads_kv * batches) * group
         sections = (total + fitting - 1) // fitting
         small = total // sections
         boundary_head = total % sections * (small + 1)
@@ -119,7 +122,7 @@ class TileCounter:
     """The counter in global memory that tiles past the first one are drawn from.
 
     It starts at 0 and is 0 again when the launch ends: every CTA draws until it gets a number past the end, so the
-    draws of a launch are exactly as many as its tiles, and whoever draws the last one sets the counter back.
+    draws of a launch are exactly as many as its tiles, and the last of them takes the counter around to 0.
     """
 
     counter: cute.Pointer
@@ -130,8 +133,25 @@ class TileCounter:
         """One warp: the number of its next tile; `count` or more when there is none left."""
         drawn = Int32(0)
         if cute.arch.lane_idx() == 0:
-            drawn = cute.arch.atomic_add(self.counter, Int32(1), sem="relaxed", scope="gpu")
-            if drawn == self.count - 1:
-                cute.make_tensor(self.counter, cute.make_layout(1))[0] = Int32(0)
+            drawn = increment_around(self.counter, self.count - 1)
         grid, _, _ = cute.arch.grid_dim()
         return cute.arch.shuffle_sync(drawn, 0) + grid
+
+
+@dsl_user_op
+def increment_around(counter, last, *, loc=None, ip=None):
+    """Adds 1 to a counter in global memory, or sets it back to 0 from `last`; returns what it was. One `atom.inc`."""
+    operands = [counter.toint().ir_value(loc=loc, ip=ip), Int32(last).ir_value(loc=loc, ip=ip)]
+    return Int32(
+        llvm.inline_asm(
+            T.i32(),
+            operands,
+            "atom.relaxed.gpu.global.inc.u32 $0, [$1], $2;",
+            "=r,l,r,~{memory}",
+            has_side_effects=True,
+            is_align_stack=False,
+            asm_dialect=llvm.AsmDialect.AD_ATT,
+            loc=loc,
+            ip=ip,
+        )
+    )

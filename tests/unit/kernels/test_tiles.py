@@ -36,7 +36,7 @@ def space_of(tiles):
         fast_divmod_create_divisor_v2 = Divisor
 
     class Cutlass:
-        max = max
+        max, min = max, min
 
     tiles.cute, tiles.cutlass, tiles.Int32 = Cute, Cutlass, int
     return tiles.TileSpace.over
@@ -92,7 +92,7 @@ def test_sections_fit_the_cache_are_even_and_start_with_their_longest_tiles(tile
     if m_blocks == 1:  # nothing marks where a section ends
         return
     sizes = [len(section) // m_blocks for section in sections]
-    fitting = max(tiles.SECTION_BYTES // kv_bytes, 1) * group
+    fitting = min(max(tiles.SECTION_BYTES // kv_bytes, 1), heads_kv * batches) * group
     assert len(sections) == math.ceil(total / fitting)
     assert max(sizes) - min(sizes) <= 1 and max(sizes) <= fitting
     for section, size in zip(sections, sizes, strict=True):
@@ -109,3 +109,11 @@ def test_no_section_of_a_single_head_is_left_over(tiles, space_of):
     starts = [i for i in last_rows if i - 1 not in last_rows]
     assert len(starts) == 10
     assert {b - a for a, b in zip(starts, [*starts[1:], space.count], strict=True)} == {6 * 66, 7 * 66}
+
+
+@pytest.mark.parametrize("heads", [1 << 14, 1 << 15, 1 << 20])
+def test_many_heads_of_few_keys_do_not_overflow(tiles, space_of, heads):
+    """One key of 256 bytes for all query heads: 131072 of it fit the cache, and times the heads that passes 2^31."""
+    space = space_of(1, heads, 1, 1, 256)
+    values = [space.count, space.boundary, space.boundary_head, *space.large, *space.small, space.heads, space.group]
+    assert all(0 <= value < 1 << 31 for value in values)

@@ -66,3 +66,14 @@ def test_a_compiled_loop_carries_the_cursor(stages):
     walk(from_dlpack(out), Int32(10), stages)
     expected = [[k % stages, k // stages % 2] for k in range(10)]
     assert out.tolist() == [*expected, [-1, -1]]
+
+
+@given(st.integers(1, 6), st.integers(0, 40))
+def test_the_next_lap_is_as_many_steps_away_as_there_are_stages(stages, steps):
+    cursor = Cursor.start(stages)
+    for _ in range(steps):
+        cursor = cursor.advance()
+    around = cursor
+    for _ in range(stages):
+        around = around.advance()
+    assert cursor.next_lap() == around
