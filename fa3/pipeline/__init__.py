@@ -1,4 +1,4 @@
-"""Who waits for whom: rings, topology, turnstiles, register budgets and roles. No word about attention.
+"""Who waits for whom: rings, topology, turnstiles, register budgets and roles. It knows nothing of what is computed.
 
 `cursor`, `topology`, `schedule` and `registers` are plain Python; `ring` and `barriers` speak the DSL.
 """

@@ -56,8 +56,9 @@ class PingPong:
     """Warpgroups take turns: `wait` until it is mine, `give` it to the next one in the circle.
 
     Barrier i stands for "it is warpgroup i's turn" and joins the 128 threads that give it with the 128 that wait. While
-    one warpgroup issues its GEMMs, the others do their softmax (FlashAttention-3, section 3.1).
-    One arrival is left over when a kernel ends, which the hardware allows.
+    one warpgroup issues to the tensor cores, the others do the rest of their work (FlashAttention-3, section 3.1).
+    Every warpgroup must take equally many turns. One arrival is left over when a kernel ends; the PTX ISA is silent on
+    that, CUTLASS' ordered barriers end so too, and it was seen to be harmless on an H200.
     """
 
     first: int

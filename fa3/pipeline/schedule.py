@@ -61,7 +61,7 @@ class RoleSchedule:
 
 
 def load_and_math(math_warpgroups: int) -> RoleSchedule:
-    """The forward's cast: `load` (one issuing warp in a warpgroup of its own), then `math0`, `math1`, ..."""
+    """A producer and its consumers: `load` (one issuing warp in a warpgroup of its own), then `math0`, `math1`, ..."""
     load = Role("load", 0, WARPS_PER_WARPGROUP, issuing=1)
     math = (
         Role(f"math{i}", (1 + i) * WARPS_PER_WARPGROUP, WARPS_PER_WARPGROUP, issuing=WARPS_PER_WARPGROUP)
