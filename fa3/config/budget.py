@@ -6,14 +6,18 @@ argument`. So every row is checked here, and the error shows the arithmetic.
 
 from __future__ import annotations
 
+from typing import get_args
+
 from fa3.layouts.smem import SWIZZLE_ALIGNMENT, Buffer, SharedMemoryPlan, shared_k, shared_o, shared_q, shared_v
 from fa3.pipeline.registers import BUDGETS, RegisterBudget
 from fa3.pipeline.schedule import RoleSchedule, load_and_math
 from fa3.pipeline.topology import Edge, Topology
 
-from .types import ROWS_OF_WARPGROUP, ForwardConfig
+from .types import ROWS_OF_WARPGROUP, STRATEGY_FIELDS, ForwardConfig
 
 ELEMENT_BITS = 16
+STRATEGIES = {name: get_args(kind) for name, kind in STRATEGY_FIELDS.items()}
+"""Field of a row -> what it may say."""
 TILE_SLOTS = 2
 """Numbers of tiles under way from the load warp to the math warpgroups."""
 
@@ -78,6 +82,11 @@ def check_forward(config: ForwardConfig) -> ForwardConfig:
 
     Raises ValueError otherwise; it names the field, or shows the sum that does not fit.
     """
+    for name, choices in STRATEGIES.items():
+        if getattr(config, name) not in choices:
+            raise ValueError(f"{name} is {getattr(config, name)!r}; it must be one of {', '.join(choices)}")
+    if config.stages < 1:
+        raise ValueError(f"stages is {config.stages}; a ring has at least one")
     if config.tile_m % ROWS_OF_WARPGROUP or config.tile_m < ROWS_OF_WARPGROUP:
         raise ValueError(f"tile_m is {config.tile_m}; it must be a multiple of {ROWS_OF_WARPGROUP}")
     if config.tile_n % 16 or not 16 <= config.tile_n <= 256:

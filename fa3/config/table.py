@@ -1,7 +1,7 @@
 """The tuned rows of the forward, and the choice of a row for a problem.
 
-Each row was measured on an H200 against its neighbours (tile sizes, ping-pong, rescaling, the way O is stored); the
-comments say what decided. `benchmarks/results/` holds the measurements.
+Each row was measured on an H200 against its neighbours (tile sizes, ping-pong, the way O is stored; 2026-11-30, bf16,
+1k to 16k tokens); the comments say what decided. `benchmarks/results/` has the measurement of the rows themselves.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ Steps, as in the paper (arXiv 2407.08608, Algorithm 2), with blocks counted from
 
 (The paper rescales O after the wait. Here it happens one lap later, under the next S GEMM.)
 
-It costs tile_m * tile_n * 4 bytes of registers: S of one block and P of the one before are alive together. The
-compiler may reorder; `python -m fa3.sass forward` counts the exponentials that are issued while a GEMM is in flight.
+It costs registers: S of one block (4 bytes a score) and P of the one before (2 bytes) are alive together. The compiler
+may reorder; `python -m fa3.sass forward` counts the exponentials that are issued while a GEMM is in flight.
 """
 
 from dataclasses import dataclass
