@@ -27,14 +27,14 @@ from fa3.config.types import DType, ForwardConfig, KernelKey
 
 PAPER = Problem("fwd", "bf16", 128, 128, causal=False, seqlen_q=8448, seqlen_k=8448, batch=4, heads_q=16, heads_kv=16)
 VARIANTS: dict[str, Callable[[ForwardConfig], ForwardConfig]] = {
-    "both": lambda row: row,
-    "no_overlap": lambda row: replace(row, algorithm="plain"),
-    "no_pingpong": lambda row: replace(row, turns="free"),
+    "both": lambda row: replace(row, algorithm="overlap", turns="pingpong"),
+    "no_overlap": lambda row: replace(row, algorithm="plain", turns="pingpong"),
+    "no_pingpong": lambda row: replace(row, algorithm="overlap", turns="free"),
     "neither": lambda row: replace(row, algorithm="plain", turns="free"),
-    "always_rescale": lambda row: replace(row, rescale="always"),
-    "lazy_rescale": lambda row: replace(row, rescale="lazy"),
+    "always_rescale": lambda row: replace(row, algorithm="overlap", turns="pingpong", rescale="always"),
+    "lazy_rescale": lambda row: replace(row, algorithm="overlap", turns="pingpong", rescale="lazy"),
 }
-"""Name -> the tuned row with some of its strategies exchanged. `both` is the row itself."""
+"""Name -> the tuned row with its strategies exchanged."""
 
 
 def variant_key(problem: Problem, name: str) -> KernelKey:

@@ -53,9 +53,9 @@ class Always:
 
 @dataclass(frozen=True)
 class Rising:
-    """As `Always`, to the bit, but leaves O alone in a step that raised no maximum in the rows of the warp.
+    """As `Always`, to the bit, but leaves eight rows of a warp alone in a step that raised no maximum among them.
 
-    The j-th of n blocks raises a row's maximum about once in j times, so that long sequences hardly ever scale O.
+    The j-th block raises a row's maximum about once in j times, so that long sequences hardly ever scale O.
     """
 
     @cute.jit
@@ -70,8 +70,8 @@ class Rising:
 class Lazy:
     """Keeps the old anchor while the new maximum lies at most 8 above it (in log2), and then leaves O alone.
 
-    After a few blocks no step scales O. But the error against float64 grows by 2-4 %: with the maximum as its anchor
-    the largest P is 1 and those near it lie in the upper half of (0.5, 1], where 16 bits round finest.
+    After a few blocks no step scales O: 2-6 % faster than `Rising` on an H200. But the error against float64 grows by
+    2-4 %: with the maximum as its anchor the largest P of a row is exactly 1, and its rounding costs nothing.
     """
 
     @cute.jit
@@ -177,14 +177,20 @@ class OnlineSoftmax:
 
 @cute.jit
 def scale_rows_if_needed(acc_O: cute.Tensor, correction: cute.Tensor):
-    """Multiplies the rows of a warp unless all its factors are 1."""
-    if cute.arch.vote_any_sync(cute.arch.fmin(correction[0], correction[1]) < 1.0):
-        scale_rows(acc_O, correction)
+    """Multiplies the warp's upper eight rows unless all their factors are 1, and its lower eight likewise."""
+    for r in cutlass.range_constexpr(ROWS_OF_THREAD):
+        if cute.arch.vote_any_sync(correction[r] < 1.0):
+            scale_row(acc_O, r, correction[r])
 
 
 def scale_rows(acc: cute.Tensor, factors: cute.Tensor):
     """Multiplies each of the thread's two rows by its factor."""
-    values = rows_and_columns(acc)
     for r in range(ROWS_OF_THREAD):
-        for c in range(cute.size(values, mode=[1])):
-            values[r, c] = values[r, c] * factors[r]
+        scale_row(acc, r, factors[r])
+
+
+def scale_row(acc: cute.Tensor, r: int, factor: Float32):
+    """Multiplies one of the thread's rows by its factor."""
+    values = rows_and_columns(acc)
+    for c in range(cute.size(values, mode=[1])):
+        values[r, c] = values[r, c] * factor
