@@ -3,7 +3,7 @@
 #   make PYTHON=python3.12 test     another interpreter for a new .venv (3.10 to 3.13)
 #   make JOBS=8 test                more test processes
 #   make PYTEST="-k ring" test      more arguments for pytest
-#   make BENCH="--help" bench       arguments for the benchmark
+#   make BENCH="--help" bench       arguments for the benchmark; the result goes to benchmarks/results unless --out says
 
 PYTHON ?= python3
 JOBS ?= 2
@@ -38,8 +38,8 @@ format: $(READY)  ## let ruff rewrite what it can
 gpu-test: $(READY)  ## only the tests that need a Hopper GPU
 	$(PY) -m pytest tests/gpu $(PYTEST)
 
-bench: $(READY)  ## time fa3 beside every installed peer, in one run
-	$(PY) -m benchmarks.run $(BENCH)
+bench: $(READY)  ## time fa3 beside every installed peer, in one run, and write benchmarks/results/<gpu>-...-<day>.json
+	$(PY) -m benchmarks.run --out $(BENCH)
 
 clean:  ## remove caches and build products; .venv stays
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -1,14 +1,16 @@
 """Time fa3 beside every attention library that imports, in one run: `python -m benchmarks.run --help`.
 
-Needs a GPU. Prints a line for each problem, writes the form of `benchmarks/results.py` and draws it. Exits with 1 if a
-problem has no figure of ours: because fa3 failed, or because its numerics are wrong, which is never timed.
+Needs a GPU. Prints a line for each problem; with `--out` also writes the form of `benchmarks/results.py` and draws it.
+Exits with 1 if a problem has no figure of ours: because fa3 failed, or because its numerics are wrong, which is never
+timed.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 if __name__ == "__main__" and not __package__:  # started as a file: the repository's root is not on the path yet
@@ -20,6 +22,9 @@ from benchmarks import environment, peers, results
 from benchmarks.problems import DTYPES, MODES, SUITES, Problem, paper_grid, suite
 from fa3._providers import NAMES, OURS, Provider
 from fa3._timing import Sample, interleaved, matmul_tflops, mean_call_ms
+
+BY_NAME = Path("")
+"""The value of `--out` without a file: `default_path` names one."""
 
 Sampler = Callable[[dict[str, Callable[[int], object]]], dict[str, Sample]]
 
@@ -46,7 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     result: results.Result = {"env": env, "rows": rows}
     print(summary(rows))
     if args.out is not None:
-        save(result, args.out, merge=args.merge, draw=not args.no_charts)
+        path = default_path(args, env) if args.out == BY_NAME else args.out
+        save(result, path, merge=args.merge, draw=not args.no_charts)
     ours_asked = any(p.name == OURS for p in providers) or args.only is None or OURS in args.only
     return 1 if ours_asked and any(OURS not in each["tflops"] for each in rows) else 0
 
@@ -63,6 +69,13 @@ def chosen_problems(args: argparse.Namespace) -> list[Problem]:
     if args.suite is not None:
         return suite(args.suite, args.dtype)
     return paper_grid(args.mode, args.dtype, args.head_dim, args.causal, args.seqlen)
+
+
+def default_path(args: argparse.Namespace, env: Mapping[str, object]) -> Path:
+    """Where `--out` without a name writes: benchmarks/results/<gpu>-<suite or mode>-<dtype>-<day>.json."""
+    gpu = re.sub(r"[^a-z0-9]+", "-", str(env["gpu"]).lower().removeprefix("nvidia ")).strip("-")
+    day = str(env["date"])[: len("2026-11-30")]
+    return environment.ROOT / "benchmarks" / "results" / f"{gpu}-{args.suite or args.mode}-{args.dtype}-{day}.json"
 
 
 def line(problem: Problem, row: results.Row) -> str:
@@ -114,7 +127,15 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--only", type=names, metavar="A,B", help=f"some of {','.join(NAMES)}; default: all that import")
     p.add_argument("--rounds", type=int, default=5, help="interleaved rounds, the median counts (5)")
     p.add_argument("--target-ms", type=float, default=40.0, help="GPU time of one provider in one round (40)")
-    p.add_argument("--out", type=Path, metavar="FILE.json", help="where to write the result; charts go beside it")
+    p.add_argument(
+        "--out",
+        type=Path,
+        nargs="?",
+        const=BY_NAME,
+        metavar="FILE.json",
+        help="write the result, and charts beside it; without FILE.json the name is made of GPU, suite, dtype and day, "
+        "in benchmarks/results (a second run of the day replaces it, unless --merge is given)",
+    )
     p.add_argument("--merge", action="store_true", help="keep the rows of an existing FILE.json not measured now")
     p.add_argument("--no-charts", action="store_true")
     return p

@@ -182,8 +182,10 @@ def warmup(
     `head_dims` are D, or (D, Dv) where V's differs; None means every row of the table. Without a device the current
     GPU is used; on a machine without one, the kernels are only compiled. Returns the kernels' names.
     """
-    dims = {(row.head_dim, row.head_dim_v) for row in FORWARD} if head_dims is None else map(_dim_pair, head_dims)
-    wanted = [(d, dv, dtype, mask) for d, dv in sorted(dims) for dtype in dtypes for mask in causal]
+    rows = {(row.head_dim, row.head_dim_v) for row in FORWARD}
+    dims = rows if head_dims is None else checks.head_dim_pairs(head_dims)
+    chosen, masks = checks.list_of_dtypes(dtypes), checks.list_of_masks(causal)
+    wanted = [(d, dv, dtype, mask) for d, dv in sorted(dims) for dtype in chosen for mask in masks]
     if device is None and not torch.cuda.is_available():
         keys = [_key(d, dv, dtype, mask) for d, dv, dtype, mask in wanted]
         for key in keys:
@@ -195,10 +197,6 @@ def warmup(
         flash_attn_func(q, q, v, causal=mask)
     torch.cuda.synchronize(where)
     return [_key(d, dv, dtype, mask).name for d, dv, dtype, mask in wanted]
-
-
-def _dim_pair(head_dim: int | tuple[int, int]) -> tuple[int, int]:
-    return (head_dim, head_dim) if isinstance(head_dim, int) else head_dim
 
 
 def _key(head_dim: int, head_dim_v: int, dtype: torch.dtype, causal: bool) -> KernelKey:

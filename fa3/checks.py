@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import math
 import numbers
+import reprlib
+from collections.abc import Iterable
 from typing import Any, cast
 
 import torch
@@ -23,8 +25,10 @@ ITEM_BYTES = 2
 TMA_ALIGN = 16
 TMA_STRIDE_LIMIT = 1 << 40
 MAX_HEAD_DIM = 256
+HEAD_DIMS = f"a multiple of 8 from 8 to {MAX_HEAD_DIM} is supported"
 CAPABILITY = (9, 0)
 GPU_NEEDED = "fa3 needs a Hopper GPU, compute capability 9.0 (H100, H200, H800, H20, GH200)"
+LAYOUT = "The layout is (batch, sequence, heads, head_dim); from scaled_dot_product_attention's use .transpose(1, 2)."
 
 LOG2_E = math.log2(math.e)
 _FLOAT32_MAX = torch.finfo(torch.float32).max
@@ -75,27 +79,39 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
     shapes = f"q has shape {_shape(q)}, k {_shape(k)}, v {_shape(v)}"
     for dim, what in ((0, "batch"), (1, "sequence length"), (2, "head count")):
         if k.shape[dim] != v.shape[dim]:
-            raise ValueError(f"fa3: k and v differ in {what}, dimension {dim}: {shapes}")
+            raise ValueError(f"fa3: k and v differ in {what}, dimension {dim}: {shapes}. {LAYOUT}")
     if q.shape[0] != k.shape[0]:
-        raise ValueError(f"fa3: q and k differ in batch, dimension 0: {shapes}. Use expand to repeat k and v.")
+        raise ValueError(f"fa3: q and k differ in batch, dimension 0: {shapes}. {LAYOUT} expand repeats k and v.")
     heads_q, heads_kv = q.shape[2], k.shape[2]
     if heads_q != 0 and (heads_kv == 0 or heads_q % heads_kv != 0):
         raise ValueError(
             f"fa3: q has {heads_q} heads and k and v have {heads_kv}; q's heads must be a multiple of k's and v's "
-            "(grouped-query attention)."
+            f"(grouped-query attention): {shapes}. {LAYOUT}"
         )
     _check_head_dim("q", q.shape[3])
     if k.shape[3] != q.shape[3]:
-        raise ValueError(f"fa3: q and k must have the same head_dim (dimension 3): {shapes}")
+        raise ValueError(f"fa3: q and k must have the same head_dim (dimension 3): {shapes}. {LAYOUT}")
     _check_head_dim("v", v.shape[3])
 
 
 def _check_head_dim(name: str, head_dim: int) -> None:
-    if head_dim % 8 != 0 or not 8 <= head_dim <= MAX_HEAD_DIM:
-        raise ValueError(
-            f"fa3: head_dim of {name} is {head_dim}; a multiple of 8 from 8 to {MAX_HEAD_DIM} is supported. "
-            "Smaller ones can be padded with zeros: torch.nn.functional.pad(x, (0, pad)), with softmax_scale given."
-        )
+    if not is_head_dim(head_dim):
+        raise ValueError(f"fa3: head_dim of {name} is {head_dim}; {HEAD_DIMS}.{_padding(name, head_dim)}")
+
+
+def is_head_dim(dim: int) -> bool:
+    return dim % 8 == 0 and 8 <= dim <= MAX_HEAD_DIM
+
+
+def _padding(name: str, head_dim: int) -> str:
+    """How to get to the next multiple of 8 with zeros, which change no score and add only columns of zeros to O."""
+    if not 0 < head_dim < MAX_HEAD_DIM:
+        return ""
+    pad = -head_dim % 8
+    how = f"by {pad} to {head_dim + pad} with torch.nn.functional.pad(x, (0, {pad}))"
+    if name == "v":
+        return f" Pad v {how}, and cut the output to its first {head_dim} columns."
+    return f" Pad q and k {how}, and keep softmax_scale={head_dim}**-0.5."
 
 
 def legal_strides(name: str, tensor: Tensor) -> Strides | None:
@@ -132,7 +148,10 @@ def check_device(q: Tensor, k: Tensor, v: Tensor) -> None:
     """One device for all three, and a Hopper GPU."""
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.device.type != "cuda":
-            raise ValueError(f"fa3: {name} is on device {tensor.device}; {GPU_NEEDED}. Move it with {name}.to('cuda').")
+            raise ValueError(
+                f"fa3: {name} is on device {tensor.device}; {GPU_NEEDED}. Move it with {name}.to('cuda'). "
+                "fa3.reference.attention computes the same on any machine."
+            )
     if not q.device == k.device == v.device:
         raise ValueError(
             f"fa3: q, k and v must be on one device, but are on {q.device}, {k.device} and {v.device}. "
@@ -193,8 +212,8 @@ def check_scale_type(softmax_scale: Any) -> None:
 def kernel_scale(scale: float) -> float:
     """`scale` in units of log2, as the kernels want it: never 0, and never so small that float32 flushes it to 0.
 
-    Masked scores are -inf, and -inf * 0 would be NaN. Float32's smallest normal number, 2^-126, in place of 0 leaves
-    nothing of any finite 16-bit score.
+    Masked scores are -inf, and -inf * 0 would be NaN. With float32's smallest normal number, 2^-126, in place of 0
+    scores vanish as well: all that fp16 inputs can give, and those of bf16 inputs below about 1e35.
     """
     if scale == 0:  # also -0.0, which is no negative scale
         return _FLOAT32_TINY
@@ -210,7 +229,7 @@ def resolve_mask(causal: Any, window_size: Any, seqlen_q: int, seqlen_k: int) ->
     """
     if not isinstance(causal, bool):
         raise TypeError(f"fa3: causal is {_type(causal)}; True or False is wanted")
-    if window_size == (-1, -1):
+    if isinstance(window_size, tuple) and window_size == (-1, -1):
         return causal
     left, right = _window(window_size)
     if causal:
@@ -229,18 +248,62 @@ def resolve_mask(causal: Any, window_size: Any, seqlen_q: int, seqlen_k: int) ->
 def _window(window_size: Any) -> tuple[int, int]:
     wanted = "a pair of integers (left, right) is wanted, -1 for no bound"
     if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:
-        raise TypeError(f"fa3: window_size is {window_size!r}; {wanted}")
+        raise TypeError(f"fa3: window_size is {_type(window_size)}; {wanted}")
     for bound in window_size:
         if isinstance(bound, bool) or not isinstance(bound, numbers.Integral):
-            raise TypeError(f"fa3: window_size is {window_size!r}; {wanted}")
+            raise TypeError(f"fa3: window_size is {_type(window_size)}; {wanted}")
         if cast(int, bound) < -1:
             raise ValueError(f"fa3: window_size is {window_size!r}; {wanted}")
     return int(window_size[0]), int(window_size[1])
 
 
+# ------------------------------------------------------------------------------------------------ lists, for warmup
+def head_dim_pairs(head_dims: Any) -> list[tuple[int, int]]:
+    """(D, Dv) of every entry of `head_dims`, each D or (D, Dv)."""
+    wanted = "D or (D, Dv), such as [64, (192, 128)]"
+    pairs = []
+    for entry in _entries("head_dims", head_dims, wanted):
+        pair = (entry, entry) if isinstance(entry, int) else tuple(entry) if isinstance(entry, (tuple, list)) else ()
+        if len(pair) != 2 or not all(isinstance(dim, int) and not isinstance(dim, bool) for dim in pair):
+            raise TypeError(f"fa3: head_dims holds {_type(entry)}; {wanted} are wanted")
+        if not all(map(is_head_dim, pair)):
+            raise ValueError(f"fa3: head_dims holds {entry}; {HEAD_DIMS}")
+        pairs.append((pair[0], pair[1]))
+    return pairs
+
+
+def list_of_dtypes(dtypes: Any) -> list[torch.dtype]:
+    wanted = "torch.float16 and torch.bfloat16"
+    chosen = _entries("dtypes", dtypes, f"{wanted}, such as [torch.bfloat16]")
+    for dtype in chosen:
+        if not isinstance(dtype, torch.dtype) or dtype not in DTYPES:
+            raise TypeError(f"fa3: dtypes holds {_type(dtype)}; {wanted} are supported")
+    return chosen
+
+
+def list_of_masks(causal: Any) -> list[bool]:
+    chosen = _entries("causal", causal, "True and False, such as [True]")
+    for mask in chosen:
+        if not isinstance(mask, bool):
+            raise TypeError(f"fa3: causal holds {_type(mask)}; True or False is wanted")
+    return chosen
+
+
+def _entries(name: str, value: Any, wanted: str) -> list[Any]:
+    if isinstance(value, (str, Tensor)) or not isinstance(value, Iterable):
+        raise TypeError(f"fa3: {name} is {_type(value)}; a list of {wanted} is wanted")
+    return list(value)
+
+
 # ------------------------------------------------------------------------------------------------ words
 def _type(value: object) -> str:
-    return f"{value!r} of type {type(value).__name__}" if not isinstance(value, Tensor) else "a Tensor"
+    """What an argument is, in a few words: arrays and tensors by their shape, other values cut where they are long."""
+    kind = type(value).__name__
+    if isinstance(value, Tensor):
+        return "a Tensor"
+    if isinstance(shape := getattr(value, "shape", None), tuple):
+        return f"of type {type(value).__module__}.{kind}, shape {shape}"
+    return f"{reprlib.repr(value)} of type {kind}"
 
 
 def _shape(tensor: Tensor) -> tuple[int, ...]:

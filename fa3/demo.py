@@ -14,6 +14,7 @@ import textwrap
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -76,8 +77,15 @@ def inspect_without_gpu() -> int:
     broken = [f"{report.name}: {what}" for report in reports for what in broken_promises(report)]
     for line in broken:
         say(line)
-    say("More of this: python -m fa3.sass forward --head-dim 128 --causal. On a Hopper GPU this demo runs the kernels.")
+    more = f"{interpreter()} -m fa3.sass forward --head-dim 128 --causal"
+    say(f"More of this: {more}. On a Hopper GPU this demo runs the kernels.")
     return 1 if broken else 0
+
+
+def interpreter() -> str:
+    """How to call this Python from the current folder, such as .venv/bin/python."""
+    path, here = Path(sys.executable), Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 @dataclass(frozen=True)
@@ -121,9 +129,12 @@ FIGURES = (
     Figure(
         "exponentials in flight",
         lambda r: f"{r.ex2_in_flight} of {r.ex2_total}",
-        "Exponentials that are issued while a matrix instruction is certainly still running. Softmax is slow beside "
-        "the tensor cores; the paper's second algorithm hides it under the next tile's S = Q K^T. The count is of one "
-        "warpgroup alone; ping-pong hides the rest under the other warpgroup's matrix instructions.",
+        "Exponentials that are issued while a matrix product of the same warpgroup has not been waited for. Softmax is "
+        "slow beside the tensor cores; the paper's second algorithm runs the softmax of one block under O += P V of "
+        "the block before. ptxas moves the wait for that product up between the exponentials, and so leaves a third to "
+        "a half of the main loop's under it. The others run under the products of the neighbouring warpgroups, which "
+        "this count of one warpgroup does not see. Holding the wait back was measured 2 to 4 % slower on an H200 "
+        "(docs/algorithms.md).",
     ),
     Figure(
         "ptxas warnings",

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fa3.sass.diff import changes, report_at, side_by_side
+from fa3.sass.diff import changes, commit_of, report_at, side_by_side
 from fa3.sass.errors import ParseError, ToolError
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def plot(key: KernelKey, path: Path) -> None:
 
         figure = draw(listing_of(artefacts(key)), key.name)
     except ImportError as error:
-        raise ToolError(f"--plot needs matplotlib: pip install 'fa3[examples]' ({error})") from error
+        raise ToolError(f"--plot needs matplotlib: pip install matplotlib ({error})") from error
     figure.savefig(path, dpi=150)
 
 
@@ -105,6 +105,8 @@ def run(arguments: argparse.Namespace, words: Sequence[str]) -> str:
     if arguments.record:
         return f"{len(record(arguments.record, table_keys()))} kernels written to {arguments.record}"
     key = key_of(arguments)
+    if arguments.diff:
+        commit_of(arguments.diff)  # a revision that does not exist is refused before anything is compiled
     if arguments.plot:
         plot(key, arguments.plot)
     report = inspect(key)

@@ -21,7 +21,7 @@ def report_at(revision: str, arguments: Sequence[str], start: Path | None = None
     `start` is any folder of the checkout; by default the one that this file lies in. Raises ToolError if that is no git
     checkout, git does not know the revision, or the run fails there.
     """
-    with worktree(revision, start or Path(__file__).parent) as tree:
+    with worktree(revision, start) as tree:
         environment = {**os.environ, "PYTHONPATH": str(tree)}
         command = [sys.executable, "-m", "fa3.sass", *arguments, "--json"]
         done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
@@ -35,22 +35,29 @@ def report_at(revision: str, arguments: Sequence[str], start: Path | None = None
     return found
 
 
-@contextmanager
-def worktree(revision: str, start: Path) -> Iterator[Path]:
-    """A temporary checkout of `revision` beside the one in use, which is not touched."""
+def commit_of(revision: str, start: Path | None = None) -> tuple[Path, str]:
+    """The top folder of the checkout around `start`, and the commit that `revision` names there. Raises ToolError."""
+    start = start or Path(__file__).parent
     top = _git(start, "rev-parse", "--show-toplevel", failure=f"{start} is not in a git checkout; --diff needs one")
     commit = _git(
         Path(top),
         *("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}"),
         failure=f"git does not know the revision {revision!r}",
     )
+    return Path(top), commit
+
+
+@contextmanager
+def worktree(revision: str, start: Path | None = None) -> Iterator[Path]:
+    """A temporary checkout of `revision` beside the one in use, which is not touched."""
+    top, commit = commit_of(revision, start)
     with tempfile.TemporaryDirectory(prefix="fa3-sass-diff-") as folder:
         tree = Path(folder, "tree")
-        _git(Path(top), "worktree", "add", "--detach", str(tree), commit, failure=f"git cannot check out {revision!r}")
+        _git(top, "worktree", "add", "--detach", str(tree), commit, failure=f"git cannot check out {revision!r}")
         try:
             yield tree
         finally:
-            _git(Path(top), "worktree", "remove", "--force", str(tree), failure=f"git cannot remove {tree}")
+            _git(top, "worktree", "remove", "--force", str(tree), failure=f"git cannot remove {tree}")
 
 
 def _git(folder: Path, *arguments: str, failure: str) -> str:
@@ -80,6 +87,8 @@ def figures(report: dict[str, Any]) -> dict[str, str]:
             flat.update(
                 {f"wgmma.{form['shape']} {form['operands']} {form['types']}": str(form["count"]) for form in value}
             )
+        elif name == "frozen_waits":
+            flat[name] = "; ".join(value) or "none"
         elif name == "warnings":
             flat[name] = "; ".join(sorted({warning["code"] for warning in value})) or "none"
         else:
@@ -90,7 +99,7 @@ def figures(report: dict[str, Any]) -> dict[str, str]:
 
 
 def _plain(value: Any) -> str:
-    return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return " ".join(map(str, value)) or "none" if isinstance(value, list | tuple) else str(value)
 
 
 def changes(before: dict[str, Any], after: dict[str, Any]) -> list[tuple[str, str, str]]:

@@ -66,17 +66,18 @@ def _region(listing: Listing, title: str, blocks: list[int], depth: int, main: b
 
 
 def _name_main_loops(listing: Listing, regions: list[Region]) -> list[Region]:
-    """Numbers main loops in address order, and adds the files that set one apart: "main loop 1 (with mask.py)"."""
+    """Numbers main loops in address order: "main loop 1 (with the mask)", "main loop 2 (without the mask)"."""
     loops = sorted((region for region in regions if region.main), key=lambda region: region.indices[0])
-    used = [_files(listing, region) for region in loops]
+    masked = [_masks(listing, region) for region in loops]
+    differ = any(masked) and not all(masked)
     names = {}
-    for number, loop in enumerate(loops):
-        others = set().union(*used[:number], *used[number + 1 :])
-        apart = ", ".join(sorted(used[number] - others)) if len(loops) > 1 else ""
-        names[loop.indices] = f"main loop {number + 1}" + (f" (with {apart})" if apart else "")
+    for number, (loop, masks) in enumerate(zip(loops, masked, strict=True), 1):
+        which = f" ({'with' if masks else 'without'} the mask)" if differ else ""
+        names[loop.indices] = f"main loop {number}{which}"
     return [replace(region, title=names.get(region.indices, region.title)) for region in regions]
 
 
-def _files(listing: Listing, region: Region) -> set[str]:
+def _masks(listing: Listing, region: Region) -> bool:
+    """Whether a source line of the region's instructions lies in a file `mask.py`."""
     sources = (listing.instructions[i].source for i in region.indices)
-    return {source.file.rsplit("/", 1)[-1] for source in sources if source}
+    return any(source.file.rsplit("/", 1)[-1] == "mask.py" for source in sources if source)

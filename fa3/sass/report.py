@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from fa3.sass import tools
+from fa3.sass.frozen import frozen_waits
 from fa3.sass.listing import (
     Instruction,
     Listing,
@@ -71,6 +72,8 @@ class Report:
     mma: dict[str, int]
     """From the SASS: {"m64n128k16 RS": 16}."""
     warnings: tuple[Diagnostic, ...]
+    frozen_waits: tuple[str, ...]
+    """Waits on a barrier, by source line, whose cursor their loop does not advance (rule 1 of docs/dsl_rules.md)."""
     smem_bytes: int
     mix: dict[str, int]
     regions: tuple[RegionReport, ...]
@@ -132,6 +135,7 @@ def read(name: str, ptx: str, sass: str, remarks: str, smem_bytes: int) -> Repor
         wgmma=wgmma_forms(ptx),
         mma=_mma_counts(listing.instructions),
         warnings=said.warnings,
+        frozen_waits=tuple(map(str, frozen_waits(ptx))),
         smem_bytes=smem_bytes,
         mix=instruction_mix(listing.instructions),
         regions=tuple(_region(listing, region, flights) for region in split(listing)),
@@ -182,6 +186,7 @@ def text(report: Report, with_schedule: bool = False) -> str:
         ("wgmma (PTX)", ", ".join(map(str, report.wgmma)) or "none"),
         ("mma (SASS)", _counts(report.mma)),
         ("ptxas warnings", "; ".join(map(str, report.warnings)) or "none"),
+        ("frozen waits", "; ".join(report.frozen_waits) or "none"),
         ("instructions", ", ".join(f"{name} {count}" for name, count in report.mix.items() if count)),
         ("exponentials", f"{report.ex2_in_flight} of {report.ex2_total} are issued while a GEMM is in flight"),
     ]

@@ -17,7 +17,7 @@ _WHEELS = {"nvdisasm": "nvidia-cuda-nvdisasm", "cuobjdump": "nvidia-cuda-cuobjdu
 def find(tool: str, search: Iterable[str] | None = None) -> str:
     """The path of `nvdisasm` or `cuobjdump`. The wheels come first: they are the version that the parser knows.
 
-    Raises ToolError that names the wheels and the extra if neither a wheel nor PATH has it.
+    Raises ToolError that names the extra and the wheels if neither a wheel nor PATH has it.
     """
     for folder in sys.path if search is None else search:
         found = sorted(Path(folder or ".").glob(f"nvidia/*/bin/{tool}*"))
@@ -26,7 +26,10 @@ def find(tool: str, search: Iterable[str] | None = None) -> str:
     if path := shutil.which(tool):
         return path
     wheels = " ".join(_WHEELS.values())
-    raise ToolError(f"{tool} was found neither in site-packages nor on PATH: pip install 'fa3[sass]' (or: {wheels})")
+    raise ToolError(
+        f'{tool} was found neither in site-packages nor on PATH. In a checkout: pip install -e ".[sass]"; '
+        f"elsewhere: pip install {wheels}"
+    )
 
 
 def disassemble(cubin: bytes) -> str:

@@ -52,7 +52,7 @@ class Case:
     @property
     def reproducer(self) -> str:
         """A command that runs this case alone."""
-        return f"python -m tests.gpu.reproduce '{json.dumps(asdict(self))}'"
+        return f".venv/bin/python -m tests.gpu.reproduce '{json.dumps(asdict(self))}'"
 
     @staticmethod
     def from_json(text: str) -> Case:

@@ -61,6 +61,46 @@ def padded(tensor, by):
     return torch.nn.functional.pad(tensor, (0, by))[..., : tensor.shape[-1]]
 
 
+def refusal(*arguments, **options) -> str:
+    with pytest.raises((TypeError, ValueError)) as caught:
+        fa3.explain(*arguments, **options)
+    return str(caught.value)
+
+
+def test_an_array_is_named_by_its_shape_and_a_long_list_is_cut():
+    q, k, v = qkv()
+    array = k.float().numpy()
+    assert refusal(q, array, v) == "fa3: k is of type numpy.ndarray, shape (1, 7, 2, 16); a torch.Tensor is wanted"
+    assert len(refusal(list(range(100_000)), k, v)) < 120
+    assert "numpy.ndarray, shape (2,)" in refusal(q, k, v, window_size=array[0, 0, 0, :2])
+    assert "numpy.ndarray, shape (2,)" in refusal(q, k, v, causal=array[0, 0, 0, :2])
+
+
+@pytest.mark.parametrize(
+    ("heads_first", "what"), [((4, 9, 2, 7), "multiple of k's"), ((1, 9, 2, 7), "differ in batch")], ids=str
+)
+def test_swapped_dimensions_get_a_hint(heads_first, what):
+    batch, sq, hq, sk = heads_first
+    words = refusal(meta((batch, hq, sq, 64)), *[meta((4, hq, sk, 64))] * 2)
+    assert what in words and ".transpose(1, 2)" in words and str((batch, hq, sq, 64)) in words
+
+
+def test_padding_is_explained_where_it_helps():
+    """In the words of the message: pad, keep the scale, cut; the result is attention of the unpadded tensors."""
+    wide, narrow = meta((1, 5, 2, 104)), meta((1, 5, 2, 100))
+    asked = refusal(narrow, narrow, wide)
+    assert "Pad q and k by 4 to 104" in asked and "pad(x, (0, 4))" in asked and "softmax_scale=100**-0.5" in asked
+    assert "Pad v by 4 to 104" in refusal(wide, wide, narrow) and "first 100 columns" in refusal(wide, wide, narrow)
+    for dim in (0, 257, 264):
+        assert "Pad" not in refusal(*[meta((1, 5, 2, dim))] * 3)
+    q, k, v = (t.double() for t in qkv(d=104, hkv=4))
+    q[..., 100:] = k[..., 100:] = v[..., 100:] = 0
+    padded_o, padded_lse = reference.attention(q, k, v, softmax_scale=100**-0.5)
+    o, lse = reference.attention(q[..., :100], k[..., :100], v[..., :100])
+    torch.testing.assert_close(padded_o[..., :100], o)
+    torch.testing.assert_close(padded_lse, lse)
+
+
 @pytest.mark.parametrize("name", REFUSED_TENSORS)
 def test_refused_tensors(name, stand_in):
     error, words, change = REFUSED_TENSORS[name]
@@ -122,7 +162,7 @@ def test_misaligned_base_is_refused_at_every_call(stand_in):
 
 
 def test_cpu_tensors_are_refused():
-    with pytest.raises(ValueError, match=r"q is on device cpu; .*Hopper.*9\.0"):
+    with pytest.raises(ValueError, match=r"q is on device cpu; .*Hopper.*9\.0.*fa3\.reference\.attention"):
         fa3.flash_attn_func(*qkv())
 
 
@@ -340,6 +380,34 @@ def test_warmup_covers_the_table_by_default(stand_in):
 def test_warmup_of_some(stand_in):
     names = fa3.warmup(head_dims=[64, (192, 128)], dtypes=[HF], causal=[True])
     assert [n.rsplit("_m", 1)[0] for n in names] == ["forward_fp16_d64_causal", "forward_fp16_d192v128_causal"]
+
+
+def test_warmup_takes_what_can_be_gone_through_only_once(stand_in):
+    names = fa3.warmup(head_dims=iter([64, 128]), dtypes=iter([BF, HF]), causal=iter([False, True]))
+    assert len(set(names)) == 8
+
+
+@pytest.mark.parametrize(
+    ("error", "words", "options"),
+    [
+        (TypeError, "head_dims is 64 of type int; a list of D", dict(head_dims=64)),
+        (TypeError, "head_dims is '64' of type str", dict(head_dims="64")),
+        (TypeError, "head_dims holds '64' of type str", dict(head_dims=["64"])),
+        (TypeError, r"head_dims holds \(64, 64, 64\)", dict(head_dims=[(64, 64, 64)])),
+        (TypeError, "head_dims holds True", dict(head_dims=[True])),
+        (ValueError, "head_dims holds 100; a multiple of 8 from 8 to 256", dict(head_dims=[64, 100])),
+        (ValueError, r"head_dims holds \(64, 264\); a multiple of 8", dict(head_dims=[(64, 264)])),
+        (TypeError, "dtypes holds 'bf16' of type str; torch.float16 and", dict(dtypes=["bf16"])),
+        (TypeError, "dtypes holds torch.float32", dict(dtypes=[torch.float32])),
+        (TypeError, "dtypes is torch.bfloat16 of type dtype; a list of", dict(dtypes=BF)),
+        (TypeError, "causal is True of type bool; a list of", dict(causal=True)),
+        (TypeError, "causal holds 1 of type int", dict(causal=[1])),
+    ],
+)
+def test_warmup_refuses_in_words(error, words, options, stand_in):
+    with pytest.raises(error, match=words) as caught:
+        fa3.warmup(**options)
+    assert str(caught.value).startswith("fa3: ") and not stand_in.keys
 
 
 # ------------------------------------------------------------------------------------------------ the DSL's version

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -386,6 +387,33 @@ def test_the_command_from_providers_to_file_and_chart(monkeypatch, tmp_path, cap
     printed = capsys.readouterr().out
     assert "fa2 is not here" in printed
     assert str(SMALL) in printed
+
+
+@pytest.mark.parametrize(
+    ("gpu", "words", "name"),
+    [
+        ("NVIDIA H200", [], "h200-fwd-bf16-2026-11-30.json"),
+        ("NVIDIA H100 80GB HBM3", ["--suite", "quick"], "h100-80gb-hbm3-quick-bf16-2026-11-30.json"),
+        ("NVIDIA GH200 480GB", ["--dtype", "fp16"], "gh200-480gb-fwd-fp16-2026-11-30.json"),
+    ],
+)
+def test_a_result_without_a_name_gets_one(gpu, words, name):
+    args = run.parser().parse_args(["--out", *words])
+    assert args.out == run.BY_NAME
+    path = run.default_path(args, {"gpu": gpu, "date": "2026-11-30T22:37:27Z"})
+    assert path == environment.ROOT / "benchmarks" / "results" / name
+
+
+def test_without_out_nothing_is_written_and_a_later_out_wins():
+    assert run.parser().parse_args([]).out is None
+    assert run.parser().parse_args(["--out", "--suite", "quick", "--out", "a.json"]).out == Path("a.json")
+
+
+def test_make_bench_writes_a_result():
+    (recipe,) = re.findall(r"^bench:.*\n\t(.*)$", (environment.ROOT / "Makefile").read_text(), re.M)
+    words = recipe.replace("$(BENCH)", "--suite quick").split()
+    assert words[:3] == ["$(PY)", "-m", "benchmarks.run"]
+    assert run.parser().parse_args(words[3:]).out == run.BY_NAME
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,15 @@ def test_without_a_gpu_the_kernels_are_inspected(monkeypatch, capsys, spill, cod
     printed = capsys.readouterr().out
     assert "no CUDA device" in printed
     assert "d128_causal" in printed
+    assert f"More of this: {demo.interpreter()} -m fa3.sass" in printed.replace("\n", " ")
+
+
+def test_the_interpreter_is_named_as_seen_from_here(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / ".venv" / "bin" / "python"))
+    assert demo.interpreter() == ".venv/bin/python"
+    monkeypatch.setattr(sys, "executable", "/usr/bin/python3")
+    assert demo.interpreter() == "/usr/bin/python3"
 
 
 def test_a_missing_disassembler_is_said_in_words(monkeypatch, capsys):

@@ -112,12 +112,12 @@ def test_off_switch(compiler, monkeypatch, caplog):
 def test_places(monkeypatch):
     for name in ("FA3_CACHE_DIR", "FA3_DISK_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", "/home/someone")
-    assert cache.folder() == Path("/home/someone/.cache/fa3")
+    monkeypatch.setenv("HOME", "/home/reader")
+    assert cache.folder() == Path("/home/reader/.cache/fa3")
     monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
     assert cache.folder() == Path("/xdg/fa3")
     monkeypatch.setenv("FA3_CACHE_DIR", "~/kernels")
-    assert cache.folder() == Path("/home/someone/kernels")
+    assert cache.folder() == Path("/home/reader/kernels")
 
 
 @needs_c

@@ -55,7 +55,7 @@ class Always:
 class Rising:
     """As `Always`, to the bit, but leaves eight rows of a warp alone in a step that raised no maximum among them.
 
-    The j-th block raises a row's maximum about once in j times, so that long sequences hardly ever scale O.
+    The j-th block raises a row's maximum about once in j times, so that long sequences seldom scale O.
     """
 
     @cute.jit

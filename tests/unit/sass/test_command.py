@@ -88,7 +88,7 @@ def test_a_wheel_comes_before_path(tmp_path, monkeypatch):
 
 def test_a_missing_tool_names_the_extra_and_the_wheels(monkeypatch):
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(ToolError, match=r"fa3\[sass\].*nvidia-cuda-nvdisasm nvidia-cuda-cuobjdump"):
+    with pytest.raises(ToolError, match=r'-e "\.\[sass\]".*nvidia-cuda-nvdisasm nvidia-cuda-cuobjdump'):
         tools.find("cuobjdump", [])
 
 
@@ -156,6 +156,13 @@ def test_a_revision_whose_report_fails(checkout):
         diff.report_at("HEAD", [], start=checkout)
 
 
+def test_an_unknown_revision_is_refused_before_anything_is_compiled(checkout, monkeypatch, capsys):
+    monkeypatch.setattr(command, "commit_of", lambda revision: diff.commit_of(revision, checkout))
+    monkeypatch.setattr("fa3.sass.report.inspect", lambda key: pytest.fail("compiled"))
+    assert command.main(["forward", "--diff", "nosuch"]) == 1
+    assert "git does not know the revision 'nosuch'" in capsys.readouterr().err
+
+
 def test_diff_as_json_is_one_object(monkeypatch, capsys):
     from tests.unit.sass.test_report import KERNEL, PTX, REMARKS, report, sass
 
@@ -163,6 +170,7 @@ def test_diff_as_json_is_one_object(monkeypatch, capsys):
     old = {**seen.as_dict(), "registers": 200}
     monkeypatch.setattr(report, "inspect", lambda key: seen)
     monkeypatch.setattr(command, "report_at", lambda revision, words: old)
+    monkeypatch.setattr(command, "commit_of", lambda revision: None)
     assert command.main(["forward", "--diff", "main", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["changes"] == [["registers", "200", "168"]] and printed["report"]["registers"] == 168

@@ -6,53 +6,11 @@ from fa3.sass.errors import ParseError
 from fa3.sass.frozen import frozen_waits
 from fa3.sass.listing import Source
 from fa3.sass.ptx_code import parse_body
-
-
-def wait(address: str, parity: str) -> str:
-    """`mbarrier_wait` as inline assembly: a loop of its own, with labels that every copy of it repeats."""
-    return f"""
-	// begin inline asm
-	{{
-	.reg .pred       P1;
-	.loc	1 7 20
-	LAB_WAIT:
-	mbarrier.try_wait.parity.shared.b64 P1, [{address}], {parity}, 10000000;
-	@P1 bra.uni DONE;
-	bra.uni     LAB_WAIT;
-	DONE:
-	}}
-	// end inline asm"""
-
-
-def kernel(*body: str) -> str:
-    inside = "\n\t".join(body)
-    return f"""//
-.version 9.4
-.target sm_90a
-.extern .shared .align 1024 .b8 __dynamic_shmem__0[];
-
-.visible .entry forward(
-	.param .align 4 .b8 forward_param_0[4]
-)
-.reqntid 384, 1, 1
-{{
-	.reg .pred 	%p<50>;
-	.reg .b32 	%r<1304>;
-	.loc	1 5 0
-	{inside}
-	ret;
-}}
-	.file	1 "/home/reader/fa3/pipeline/ring.py"
-"""
-
+from tests.unit.sass.programs import kernel, loop
+from tests.unit.sass.programs import mbarrier_wait as wait
 
 MOVING = ["add.s32 %r1, %r1, 1;", "setp.eq.b32 %p2, %r1, 2;", "selp.b32 %r3, 1, 0, %p2;", "xor.b32 %r2, %r2, %r3;"]
 START = ["mov.b32 %r1, 0;", "mov.b32 %r2, 0;", "mov.b32 %r9, 4;"]
-
-
-def loop(*body: str, name: str = "$L__BB0_1") -> list[str]:
-    again = ["add.s32 %r9, %r9, -1;", "setp.ne.b32 %p1, %r9, 0;", f"@%p1 bra {name};"]
-    return [f"{name}:", '.pragma "nounroll";', *body, *again]
 
 
 def test_a_phase_that_the_loop_carries():

@@ -11,7 +11,7 @@ from fa3.sass import record, regions, report, schedule
 from fa3.sass.diff import changes, figures, side_by_side
 from fa3.sass.draw import draw, in_flight_spans
 from fa3.sass.overlap import gemms_in_flight
-from tests.unit.sass.programs import COMMIT, EX2, EXIT, HGMMA, listing, sass, wait
+from tests.unit.sass.programs import COMMIT, EX2, EXIT, HGMMA, kernel, listing, loop, mbarrier_wait, sass, wait
 
 PV = "HGMMA.64x64x16.F32.BF16 R112, R176, gdesc[UR8].tnspB, R112, gsb0"
 TRY = "SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR7], R2"
@@ -48,8 +48,8 @@ KERNEL = [
     "@!P0 BRA `(.L_x_3)",
     "BRA `(.L_x_2)",
 ]
-PTX = "\n".join(
-    [
+PTX = kernel(
+    *[
         "setmaxnreg.inc.sync.aligned.u32 240;",
         *["wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {%r1}, %rd1, %rd2, p, 1;"] * 4,
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%r1}, {%r2}, %rd2, p, 1;",
@@ -74,12 +74,12 @@ def test_regions():
     assert everything == list(range(len(listing(*KERNEL).instructions)))
 
 
-def test_main_loops_are_told_apart_by_their_files():
+def test_main_loops_are_told_apart_by_the_mask():
     masked = [f"{line}" for line in (".L_x_0:", HGMMA, COMMIT, wait(0), "@P0 BRA `(.L_x_0)")]
     clear = [".L_x_1:", HGMMA, COMMIT, wait(0), "@P0 BRA `(.L_x_1)", EXIT]
     text = '//## File "/a/mask.py", line 3\n' + sass(*masked) + '\n//## File "/a/forward.py", line 9\n' + sass(*clear)
     titles = [region.title for region in regions.split(report.parse_sass(text)) if region.main]
-    assert titles == ["main loop 1 (with mask.py)", "main loop 2 (with forward.py)"]
+    assert titles == ["main loop 1 (with the mask)", "main loop 2 (without the mask)"]
 
 
 def test_a_schedule_leaves_out_the_way_around_a_wait():
@@ -138,6 +138,16 @@ def test_text(seen):
 def test_text_says_when_ptxas_ignored_a_register_change(seen):
     ignored = replace(seen, setmaxnreg={"dec": (), "inc": ()})
     assert "none (IGNORED by ptxas" in report.text(ignored)
+
+
+def test_a_frozen_wait_is_in_the_report_its_text_and_the_comparison(seen):
+    assert seen.frozen_waits == () and json.loads(json.dumps(seen.as_dict()))["frozen_waits"] == []
+    ptx = PTX.replace("\tret;", "\n\t".join(loop(mbarrier_wait("%r8", "0"), "add.s32 %r1, %r1, 1;")) + "\n\tret;")
+    stuck = report.read("forward", ptx, sass(*KERNEL), REMARKS, 1000)
+    (place,) = stuck.frozen_waits
+    assert place == "ring.py:7: waits at [%r8] for parity 0 in every iteration"
+    assert f"frozen waits    {place}" in report.text(stuck) and "frozen waits    none" in report.text(seen)
+    assert ("frozen_waits", "none", place) in changes(seen.as_dict(), stuck.as_dict())
 
 
 def test_a_report_is_a_plain_value(seen):
