@@ -21,7 +21,7 @@ from fa3.config.types import KernelKey
 from fa3.kernels.forward import DTYPES, Forward, PlainLoop
 from fa3.kernels.forward_overlap import OverlapLoop
 
-MAIN_LOOPS = {"plain": PlainLoop, "overlap": OverlapLoop}
+MAIN_LOOPS: dict[str, Any] = {"plain": PlainLoop, "overlap": OverlapLoop}
 TARGET = "--gpu-arch sm_90a"
 """Said again at every compilation: the variable above comes too late if someone imported the DSL before us."""
 ANSI = re.compile(r"\x1b\[\d+m")

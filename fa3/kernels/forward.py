@@ -53,6 +53,7 @@ from .parts.epilogue import Direct, Staged, store_lse
 from .parts.gemm import convert_16, start_gemm, wait_gemms
 from .parts.mask import MASKS
 from .parts.softmax import Extremum, OnlineSoftmax
+from .parts.strategies import Epilogue, MainLoop, Mask, Order, Turns
 from .parts.tiles import LongestFirst, RowsFirst, Tile, TileCounter, TileSpace
 from .parts.tma import TmaOperand, dim_major, load_operand, partition, sequence_major, store_operand
 
@@ -145,9 +146,9 @@ class Load:
     sK: cute.Tensor
     sV: cute.Tensor
     sTile: cute.Tensor
-    order: Any
+    order: Order
     counter: TileCounter
-    mask: Any
+    mask: Mask
 
     @cute.jit
     def run(self):
@@ -207,10 +208,10 @@ class Math:
     plan: Plan
     rings: dict[str, Ring]
     sTile: cute.Tensor
-    order: Any
-    mask: Any
-    main_loop: Any
-    epilogue: Any
+    order: Order
+    mask: Mask
+    main_loop: MainLoop
+    epilogue: Epilogue
     mLSE: cute.Tensor
     warpgroup: Int32
 
@@ -320,9 +321,9 @@ class PlainLoop:
 
     gemms: Gemms
     rings: dict[str, Ring]
-    turns: Any
+    turns: Turns
     softmax: OnlineSoftmax
-    mask: Any
+    mask: Mask
     blocks_without_turn: int = 0
 
     @cute.jit
@@ -380,7 +381,7 @@ class Forward:
     """Compiles one key. Called with torch-shaped tensors: q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv),
     o (B, Sq, H, Dv), lse (B, H, Sq) float32, counters (n,) int32 zeros of which `slot` is ours."""
 
-    def __init__(self, key: KernelKey, main_loop: Any):
+    def __init__(self, key: KernelKey, main_loop: type[MainLoop]):
         self.key, self.main_loop = key, main_loop
         check_forward(key.config)
         self.smem_bytes = 0  # what the storage takes, known once the kernel has been traced

@@ -21,7 +21,6 @@ may reorder; `python -m fa3.sass forward` counts the exponentials that are issue
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -33,6 +32,7 @@ from fa3.pipeline.ring import Ring
 from .forward import Gemms
 from .parts.gemm import wait_gemms
 from .parts.softmax import OnlineSoftmax
+from .parts.strategies import Mask, Turns
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ class OverlapLoop:
 
     gemms: Gemms
     rings: dict[str, Ring]
-    turns: Any
+    turns: Turns
     softmax: OnlineSoftmax
-    mask: Any
+    mask: Mask
     blocks_without_turn: int = 1
 
     @cute.jit

@@ -3,9 +3,10 @@
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
-from cutlass._mlir.dialects import llvm
 from cutlass.cute.nvgpu import warpgroup
-from cutlass.cutlass_dsl import T, dsl_user_op
+from cutlass.cutlass_dsl import dsl_user_op
+
+from .asm import int32_of
 
 
 @cute.jit
@@ -34,19 +35,7 @@ def _pack_pair(high, low, dtype, *, loc=None, ip=None):
     """Two fp32 values, rounded to nearest and packed into 32 bits; `low` in the low half."""
     kind = {cutlass.Float16: "f16x2", cutlass.BFloat16: "bf16x2"}[dtype]
     operands = [Float32(value).ir_value(loc=loc, ip=ip) for value in (high, low)]
-    return Int32(
-        llvm.inline_asm(
-            T.i32(),
-            operands,
-            f"cvt.rn.{kind}.f32 $0, $1, $2;",
-            "=r,f,f",
-            has_side_effects=False,
-            is_align_stack=False,
-            asm_dialect=llvm.AsmDialect.AD_ATT,
-            loc=loc,
-            ip=ip,
-        )
-    )
+    return int32_of(f"cvt.rn.{kind}.f32 $0, $1, $2;", "=r,f,f", operands, False, loc, ip)
 
 
 def convert_16(source: cute.Tensor, target: cute.Tensor):

@@ -13,8 +13,9 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
-from cutlass._mlir.dialects import llvm
-from cutlass.cutlass_dsl import T, dsl_user_op
+from cutlass.cutlass_dsl import dsl_user_op
+
+from .asm import int32_of
 
 SECTION_BYTES = 32 * 1024 * 1024
 """Keys and values of a section: a little over half of the L2 (H100 50 MiB, H200 60), the rest is for Q, O and what
@@ -142,16 +143,4 @@ class TileCounter:
 def increment_around(counter, last, *, loc=None, ip=None):
     """Adds 1 to a counter in global memory, or sets it back to 0 from `last`; returns what it was. One `atom.inc`."""
     operands = [counter.toint().ir_value(loc=loc, ip=ip), Int32(last).ir_value(loc=loc, ip=ip)]
-    return Int32(
-        llvm.inline_asm(
-            T.i32(),
-            operands,
-            "atom.relaxed.gpu.global.inc.u32 $0, [$1], $2;",
-            "=r,l,r,~{memory}",
-            has_side_effects=True,
-            is_align_stack=False,
-            asm_dialect=llvm.AsmDialect.AD_ATT,
-            loc=loc,
-            ip=ip,
-        )
-    )
+    return int32_of("atom.relaxed.gpu.global.inc.u32 $0, [$1], $2;", "=r,l,r,~{memory}", operands, True, loc, ip)
