@@ -26,8 +26,8 @@ Key blocks are walked from the last to the first: only the last ones can need a 
 main loop (`PlainLoop`) by Algorithm 2's and shares the rest.
 
 Before you edit: rebind a cursor in its loop's own text, or it freezes (docs/dsl_rules.md). The order of the loads in
-`Load.run` and of K, turn and V in `Math.pass_over` keeps the CTA free of deadlock; tests/unit/pipeline has a model of
-both. Afterwards: `python -m fa3.sass forward --diff HEAD`.
+`Load.run` and of K, turn and V in `Math.pass_over` keeps the CTA free of deadlock. Afterwards, without a GPU:
+`python -m fa3.sass forward --diff HEAD`, and `pytest tests/unit/kernels`, which runs this text against a model.
 """
 
 from dataclasses import dataclass

@@ -1,27 +1,17 @@
 """How many key blocks a tile walks and which of them need the mask, from the kernel's own text on plain integers."""
 
-import sys
-from importlib.util import find_spec, module_from_spec, spec_from_file_location
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fa3.reference import visible
 
+from .parts import fresh
+
 
 @pytest.fixture(scope="module")
 def masks():
-    """A copy of `fa3.kernels.parts.mask` that the DSL never traced, on Python's integers."""
-    spec = spec_from_file_location("fa3.kernels.parts.untraced_mask", find_spec("fa3.kernels.parts.mask").origin)
-    module = module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-
-    class Cutlass:
-        max, min = max, min
-
-    module.cutlass, module.Int32 = Cutlass, int
+    module = fresh("mask")
     module.ceil_div_clamped = module.ceil_div_clamped.__wrapped__
     return module
 

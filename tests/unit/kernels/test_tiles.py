@@ -1,13 +1,13 @@
 """The order of the tiles, from the kernel's own text run on plain integers."""
 
 import math
-import sys
 from collections import Counter
-from importlib.util import find_spec, module_from_spec, spec_from_file_location
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
+from .parts import fresh
 
 
 class Divisor(int):
@@ -18,27 +18,20 @@ class Divisor(int):
         return int(self)
 
 
+class PlainCute:
+    fast_divmod_create_divisor_v2 = Divisor
+
+
 @pytest.fixture(scope="module")
 def tiles():
-    """A copy of `fa3.kernels.parts.tiles` that the DSL never traced, on Python's integers."""
-    spec = spec_from_file_location("fa3.kernels.parts.untraced_tiles", find_spec("fa3.kernels.parts.tiles").origin)
-    module = module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+    module = fresh("tiles")
+    module.cute = PlainCute
     return module
 
 
 @pytest.fixture(scope="module")
 def space_of(tiles):
     """The tile space of a launch, with integers for the DSL's."""
-
-    class Cute:
-        fast_divmod_create_divisor_v2 = Divisor
-
-    class Cutlass:
-        max, min = max, min
-
-    tiles.cute, tiles.cutlass, tiles.Int32 = Cute, Cutlass, int
     return tiles.TileSpace.over
 
 
