@@ -11,15 +11,15 @@ from .types import DType, ForwardConfig, KernelKey
 MAX_HEAD_DIM = 256
 
 FORWARD: tuple[ForwardConfig, ...] = (
-    # Three warpgroups of 64 rows: 15 % faster than two at head dim 64. 192 x 160 and 192 x 192 spill.
+    # Three warpgroups of 64 rows: 6 to 23 % faster than two at head dim 64. 192 x 144, 160 and 192 spill.
     ForwardConfig(64, 64, causal=False, tile_m=192, tile_n=128),
     ForwardConfig(64, 64, causal=True, tile_m=192, tile_n=128),
     # P stays in registers only up to 192 x 112; 128 x 160 is 6 % slower, 192 x 128 spills.
     ForwardConfig(96, 96, causal=False, tile_m=192, tile_n=112),
     ForwardConfig(96, 96, causal=True, tile_m=128, tile_n=128),
-    # tile_n = tile_m leaves one block on the diagonal: 112, 144, 160 and 176 cost 8-12 % under a causal mask. Without
-    # one, 160 and 176 are 1 % faster at 16k and up to 10 % slower at 1k, where they do not divide the length. There
-    # ping-pong costs 0 to 4 %, as at head dim 256; with the mask it gains 1 %.
+    # tile_n = tile_m leaves one block on the diagonal: 96, 112 and 144 cost 8-13 % under a causal mask. Without one,
+    # 160 and 176 are 1 % faster at 16k and 4-8 % slower at 1k, which they do not divide. There ping-pong costs 0-4 %,
+    # at head dim 256 0-2 %; with the mask it is within 2 % either way.
     ForwardConfig(128, 128, causal=False, tile_m=128, tile_n=128, turns="free"),
     ForwardConfig(128, 128, causal=True, tile_m=128, tile_n=128),
     ForwardConfig(192, 128, causal=False, tile_m=128, tile_n=112),

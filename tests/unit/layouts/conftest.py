@@ -1,15 +1,6 @@
 """`trace` runs a function while the DSL traces, so that a test can ask DSL layouts for their values without a GPU."""
 
-import os
-
 import pytest
-from hypothesis import settings
-
-# Examples here are pure arithmetic, but a shared machine stalls: how long one takes says nothing.
-settings.register_profile("layouts", settings(), deadline=None)
-settings.load_profile("layouts")
-
-os.environ.setdefault("CUTE_DSL_ARCH", "sm_90a")  # read when cutlass is first imported
 
 
 @pytest.fixture(scope="session")
@@ -22,12 +13,7 @@ def trace():
     def host(call: cutlass.Constexpr):
         call()
 
-    def run(function, *args):
-        results = []
-        cute.compile(host, lambda: results.append(function(*args)))
-        return results[0]
-
-    return run
+    return _runner(cute, host)
 
 
 @pytest.fixture(scope="session")
@@ -43,6 +29,12 @@ def trace_kernel():
     @cute.jit
     def host(call: cutlass.Constexpr):
         kernel(call).launch(grid=[1, 1, 1], block=[128, 1, 1])
+
+    return _runner(cute, host)
+
+
+def _runner(cute, host):
+    """run(f, *args) -> f(*args), called while `host` is traced."""
 
     def run(function, *args):
         results = []
