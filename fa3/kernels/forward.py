@@ -45,6 +45,7 @@ from fa3.config.types import ROWS_OF_WARPGROUP as ROWS
 from fa3.config.types import ForwardConfig, KernelKey
 from fa3.layouts.fragments_dsl import as_a_operand_16
 from fa3.pipeline.barriers import BarrierNames, WarpgroupBarrier, make_turns
+from fa3.pipeline.call_site import call_site
 from fa3.pipeline.cursor import Cursor
 from fa3.pipeline.ring import Ring, init_barriers, make_rings
 from fa3.pipeline.topology import Topology
@@ -300,11 +301,13 @@ class Gemms:
             cute.make_rmem_tensor(plan.pv.partition_shape_C((ROWS, c.head_dim_v)), Float32),
         )
 
+    @call_site
     def start_scores(self, q: Cursor, k: Cursor):
         """S = Q K^T, not waited for."""
         a, b = self.tSrQ[None, None, None, q.stage], self.tSrK[None, None, None, k.stage]
         start_gemm(self.plan.qk, self.acc_S, a, b, False)
 
+    @call_site
     def start_output(self, v: Cursor):
         """O += P V, not waited for."""
         b = self.tOrV[None, None, None, v.stage]
@@ -366,6 +369,7 @@ class PlainLoop:
         self.rings["v"].release(v)
 
 
+@call_site
 @cute.jit
 def let_pass(ring: cutlass.Constexpr, cursor: Cursor):
     """Releases a stage unread. It must have arrived: released early it would count for the lap before."""

@@ -10,6 +10,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from .call_site import call_site
 from .registers import THREADS_PER_WARPGROUP
 
 LAST_BARRIER = 15
@@ -47,6 +48,7 @@ class WarpgroupBarrier:
     first: int
     warpgroup: Int32
 
+    @call_site
     def join(self):
         cute.arch.barrier(barrier_id=self.first + self.warpgroup, number_of_threads=THREADS_PER_WARPGROUP)
 
@@ -65,16 +67,19 @@ class PingPong:
     warpgroup: Int32
     warpgroups: int
 
+    @call_site
     @cute.jit
     def open(self):
         """Before the first turn: warpgroup 0 may begin."""
         if self.warpgroup == self.warpgroups - 1:
             self.give()
 
+    @call_site
     @cute.jit
     def wait(self):
         cute.arch.barrier(barrier_id=self.first + self.warpgroup, number_of_threads=2 * THREADS_PER_WARPGROUP)
 
+    @call_site
     @cute.jit
     def give(self):
         following = self.warpgroup + 1

@@ -15,6 +15,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from .call_site import call_site
 from .cursor import Cursor
 from .topology import EdgePlan, Topology
 
@@ -31,6 +32,7 @@ class Ring:
         """The first stage of the first lap, as run-time integers."""
         return Cursor(Int32(0), Int32(0), self.plan.edge.stages)
 
+    @call_site
     @cute.jit
     def acquire(self, cursor: Cursor):
         """Producer warp: wait until the stage is empty. If the copy engine fills it, announce the bytes to come."""
@@ -43,17 +45,20 @@ class Ring:
         """The barrier that a TMA load of this stage reports its bytes to; with it a load needs no commit."""
         return self.full + cursor.stage
 
+    @call_site
     @cute.jit
     def commit(self, cursor: Cursor):
         """Producer warp: what its elected lane wrote into the stage is there to be read."""
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive(self.full + cursor.stage)
 
+    @call_site
     @cute.jit
     def wait(self, cursor: Cursor):
         """Consumer: wait until the stage has arrived."""
         cute.arch.mbarrier_wait(self.full + cursor.stage, cursor.phase)
 
+    @call_site
     @cute.jit
     def release(self, cursor: Cursor):
         """Consumer warp: done reading the stage; one lane arrives for the warp."""
@@ -70,6 +75,7 @@ def make_rings(topology: Topology, barriers: cute.Pointer) -> dict[str, Ring]:
     return rings
 
 
+@call_site
 @cute.jit
 def init_barriers(topology: cutlass.Constexpr, barriers: cute.Pointer):
     """One warp of the CTA: sets the arrive counts. Every thread must pass a CTA barrier before it uses a ring."""

@@ -1,7 +1,7 @@
 """PTX as data: the statements of a kernel's body with their labels, registers and control flow.
 
-Only as much of PTX as the guard against frozen phases needs. Braces in inline assembly open a scope of their own for
-registers and labels (`P1`, `LAB_WAIT`), so both are renamed here to be unique.
+As much of PTX as the guard against frozen phases and the emulator need. Braces in inline assembly open a scope of their
+own for registers and labels (`P1`, `LAB_WAIT`), so both are renamed here to be unique.
 """
 
 from __future__ import annotations
@@ -23,8 +23,17 @@ class Statement:
     operands: tuple[str, ...] = ()
     predicate: str = ""
     source: Source | None = None
+    """The Python line. Where the compiler names none (column 0), that of the statement before."""
     target: str = ""
     """The label of a branch, unique over the body."""
+    negated: bool = False
+    """Whether the predicate is `@!`."""
+    line: int = 0
+    """The line of the PTX text."""
+
+    def __str__(self) -> str:
+        predicate = f"@{'!' * self.negated}{self.predicate} " if self.predicate else ""
+        return f"{predicate}{self.opcode} {self.target or ', '.join(self.operands)}".rstrip()
 
     @property
     def name(self) -> str:
@@ -51,6 +60,8 @@ class Body:
 
     statements: tuple[Statement, ...]
     labels: dict[str, int]
+    registers: dict[str, str] = field(default_factory=dict)
+    """Every declared register and its type: `%r17` -> `b32`, `%P1@3` -> `pred`."""
 
     @cached_property
     def graph(self) -> flow.Graph:
@@ -71,8 +82,9 @@ class Body:
 _REGISTER = re.compile(r"%[A-Za-z_][\w.@]*")
 _NO_RESULT = frozenset("st red bra bar barrier ret exit trap fence membar wgmma setmaxnreg prefetch cp".split())
 _ENTRY = re.compile(r"^\s*(?:\.visible\s+|\.weak\s+)?\.entry\b", re.MULTILINE)
-_LOC = re.compile(r"^\s*\.loc\s+(\d+)\s+(\d+)\s+\d+[^\n]*$", re.MULTILINE)
+_LOC = re.compile(r"^[ \t]*\.loc\s+(\d+)\s+(\d+)\s+(\d+)[^\n]*$", re.MULTILINE)
 _FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]+)"', re.MULTILINE)
+_INLINE = re.compile(r"// begin inline asm\n.*?// end inline asm", re.DOTALL)
 _LABEL = re.compile(r"\s*([$\w]+):(?!:)")
 _WORD = re.compile(r"(?<![%\w.$])([A-Za-z_]\w*)(?![\w.:(])")
 
@@ -83,14 +95,16 @@ def parse_body(ptx: str) -> Body:
     if not entry:
         raise ParseError("no kernel (.entry) in the PTX")
     files: dict[str, str] = dict(_FILE.findall(ptx))
-    text = re.sub(r"//[^\n]*", "", ptx[entry.end() :])
-    text = _LOC.sub(r".loc \1 \2;", text)
+    # In inline assembly the compiler counts on from the line of the call; those lines are nobody's.
+    text = _INLINE.sub(lambda assembly: _LOC.sub("", assembly[0]), ptx[entry.end() :])
+    text = re.sub(r"//[^\n]*", "", text)
+    text = _LOC.sub(r".loc \1 \2 \3;", text)
     start = re.search(r"^\s*\{", text, re.MULTILINE)
     if not start:
         raise ParseError("the kernel has no body")
-    reader = _Reader(text, files)
+    reader = _Reader(text, files, first_line=ptx.count("\n", 0, entry.end()) + 1)
     reader.read(start.end())
-    return Body(tuple(reader.statements), reader.labels)
+    return Body(tuple(reader.statements), reader.labels, reader.registers)
 
 
 @dataclass
@@ -102,8 +116,10 @@ class _Scope:
 class _Reader:
     """Walks through the text of a body once, statement by statement."""
 
-    def __init__(self, text: str, files: dict[str, str]) -> None:
+    def __init__(self, text: str, files: dict[str, str], first_line: int) -> None:
         self.text, self.files = text, files
+        self.line, self.counted_to = first_line, 0
+        self.registers: dict[str, str] = {}
         self.statements: list[Statement] = []
         self.labels: dict[str, int] = {}
         self.source: Source | None = None
@@ -131,8 +147,13 @@ class _Reader:
                 end = self.text.find(";", at)
                 if end < 0:
                     raise ParseError("a statement without an end")
+                self._count_lines(at)
                 self._statement(self.text[at:end])
                 at = end + 1
+
+    def _count_lines(self, at: int) -> None:
+        self.line += self.text.count("\n", self.counted_to, at)
+        self.counted_to = at
 
     def _open(self, at: int) -> None:
         """A new scope; what it declares and labels is known from its whole text, as a branch may go forward."""
@@ -162,21 +183,36 @@ class _Reader:
     def _statement(self, text: str) -> None:
         words = text.split(None, 1)
         if words[0] == ".loc":
-            number, line = words[1].split()
-            self.source = Source(self.files.get(number, f"file {number}"), int(line))
+            number, line, column = words[1].split()
+            if column != "0" or self.source is None:
+                self.source = Source(self.files.get(number, f"file {number}"), int(line))
+            return
+        if words[0] == ".reg":
+            self._declare(words[1])
             return
         if words[0].startswith("."):
             return
-        predicate = ""
+        predicate, negated = "", False
         if words[0].startswith("@"):
-            predicate = _WORD.sub(self._rename, words[0][1:].lstrip("!"))
+            predicate, negated = _WORD.sub(self._rename, words[0][1:].lstrip("!")), words[0].startswith("@!")
             words = words[1].split(None, 1)
         opcode, rest = words[0], words[1] if len(words) > 1 else ""
+        operands: tuple[str, ...] = ()
+        target = ""
         if opcode.split(".")[0] == "bra":
-            self.statements.append(Statement(opcode, (), predicate, self.source, self._label(rest.strip())))
-            return
-        operands = tuple(_WORD.sub(self._rename, operand) for operand in _split(rest))
-        self.statements.append(Statement(opcode, operands, predicate, self.source))
+            target = self._label(rest.strip())
+        else:
+            operands = tuple(_WORD.sub(self._rename, operand) for operand in _split(rest))
+        self.statements.append(Statement(opcode, operands, predicate, self.source, target, negated, self.line))
+
+    def _declare(self, text: str) -> None:
+        """`.b32 %r<3>` declares %r0 to %r2; inline assembly declares single names."""
+        kind, names = text.split(None, 1)
+        for name in names.split(","):
+            if many := re.fullmatch(r"(%\w+)<(\d+)>", name.strip()):
+                self.registers.update({f"{many[1]}{i}": kind[1:] for i in range(int(many[2]))})
+            else:
+                self.registers[_WORD.sub(self._rename, name.strip())] = kind[1:]
 
 
 def _split(text: str) -> list[str]:

@@ -6,9 +6,12 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import warpgroup
 from cutlass.cutlass_dsl import dsl_user_op
 
+from fa3.pipeline.call_site import call_site
+
 from .asm import int32_of
 
 
+@call_site
 @cute.jit
 def start_gemm(mma: cute.TiledMma, acc: cute.Tensor, a: cute.Tensor, b: cute.Tensor, accumulate: cutlass.Constexpr):
     """Issues acc (+)= a b as one committed group and returns while it runs; `wait_gemms` waits.
@@ -25,6 +28,7 @@ def start_gemm(mma: cute.TiledMma, acc: cute.Tensor, a: cute.Tensor, b: cute.Ten
     warpgroup.commit_group()
 
 
+@call_site
 def wait_gemms(in_flight: int):
     """Waits until at most the `in_flight` youngest groups are still running."""
     warpgroup.wait_group(in_flight)

@@ -34,12 +34,15 @@ def listing(*lines: str) -> Listing:
 
 
 def mbarrier_wait(address: str, parity: str) -> str:
-    """`mbarrier_wait` as inline assembly: a loop of its own, with labels that every copy of it repeats."""
+    """`mbarrier_wait` as inline assembly: a loop of its own, with labels that every copy of it repeats.
+
+    It is called in line 7; the lines inside are the compiler's, which counts on."""
     return f"""
+	.loc	1 7 20
 	// begin inline asm
 	{{
 	.reg .pred       P1;
-	.loc	1 7 20
+	.loc	1 9 20
 	LAB_WAIT:
 	mbarrier.try_wait.parity.shared.b64 P1, [{address}], {parity}, 10000000;
 	@P1 bra.uni DONE;
