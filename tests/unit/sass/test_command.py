@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from fa3 import _arguments
 from fa3.config.table import forward_config
 from fa3.sass import __main__ as command
 from fa3.sass import diff, tools
@@ -18,29 +19,29 @@ def parsed(*words: str):
 
 
 def test_the_key_of_a_command_line():
-    key = command.key_of(parsed("forward", "--head-dim", "192", "--head-dim-v", "128", "--causal", "--dtype", "fp16"))
+    key = _arguments.key_of(parsed("forward", "--head-dim", "192", "--head-dim-v", "128", "--causal", "--dtype", "fp16"))
     assert (key.config, key.dtype) == (forward_config(192, 128, True), "fp16")
 
 
 def test_v_is_as_wide_as_k_unless_told():
-    assert command.key_of(parsed("forward", "--head-dim", "64")).config.head_dim_v == 64
+    assert _arguments.key_of(parsed("forward", "--head-dim", "64")).config.head_dim_v == 64
 
 
 def test_a_row_can_be_changed():
-    config = command.key_of(parsed("forward", "--set", "tile_n=64", "--set", "algorithm=plain")).config
+    config = _arguments.key_of(parsed("forward", "--set", "tile_n=64", "--set", "algorithm=plain")).config
     assert (config.tile_n, config.algorithm) == (64, "plain")
 
 
 @pytest.mark.parametrize("setting", ["tile_x=3", "tile_n", "tile_n=wide", "causal=perhaps", "stages=-1"])
 def test_a_setting_that_makes_no_sense(setting):
     with pytest.raises(ValueError, match=r"--set takes|does not fit"):
-        command.changed(forward_config(128, 128, False), setting)
+        _arguments.changed(forward_config(128, 128, False), setting)
 
 
 def test_settings_keep_their_type():
     config = forward_config(128, 128, False)
-    assert command.changed(config, "causal=true").causal is True
-    assert command.changed(config, "stages=3").stages == 3
+    assert _arguments.changed(config, "causal=true").causal is True
+    assert _arguments.changed(config, "stages=3").stages == 3
 
 
 def test_the_other_revision_gets_the_same_question():
