@@ -4,6 +4,8 @@
 
     out = fa3.flash_attn_func(q, k, v, causal=True)             # (B, S, H, D) tensors, fp16 or bf16, on a Hopper GPU
     out, lse = fa3.reference.attention(q, k, v, causal=True)    # the same in float64, on any machine
+    with fa3.emulate():
+        out = fa3.flash_attn_func(q, k, v, causal=True)         # the compiled kernel on CPU tensors, step by step
 
 The public names are listed in `__all__` and imported on first use, so that `import fa3` costs next to nothing: it
 brings in neither torch nor the DSL and does not touch CUDA. It only looks up the version of an installed DSL, so that
@@ -21,19 +23,21 @@ from fa3.errors import check_dsl
 if TYPE_CHECKING:
     from fa3 import reference
     from fa3.api import explain, flash_attn_func, warmup
+    from fa3.emulator.backend import emulate
 
-__all__ = ["__version__", "explain", "flash_attn_func", "reference", "warmup"]
+__all__ = ["__version__", "emulate", "explain", "flash_attn_func", "reference", "warmup"]
 
 check_dsl(installed_only=True)
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name when it is first asked for (PEP 562): the module `reference`, or a function of `fa3.api`."""
+    """Import a public name when it is first asked for (PEP 562): the module `reference`, or a function."""
     if name not in __all__:
         raise AttributeError(f"module 'fa3' has no attribute {name!r}")
     if name == "reference":
         return importlib.import_module("fa3.reference")  # which also sets the attribute of the package
-    value = getattr(importlib.import_module("fa3.api"), name)
+    home = "fa3.emulator.backend" if name == "emulate" else "fa3.api"
+    value = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value
 

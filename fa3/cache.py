@@ -43,6 +43,8 @@ from fa3.errors import check_dsl
 log = logging.getLogger("fa3")
 
 Kernel = Callable[..., Any]
+Linker = Callable[[Path, Path], str | None]
+"""(object file, shared object to be made) -> None, or the reason why that did not work."""
 
 ARCH = "sm_90a"
 PACKAGE = Path(__file__).parent
@@ -112,10 +114,11 @@ def find(key: KernelKey, root: Path | None) -> Path | None:
     return None
 
 
-def store(compiled: Any, key: KernelKey, root: Path) -> Path:
+def store(compiled: Any, key: KernelKey, root: Path, linker: Linker | None = None) -> Path:
     """Writes a compiled kernel (what `fa3.compile.compile_kernel` returns) under `root`; returns its file.
 
-    OSError if the disk does not take it, or if it may have been compiled from other sources than the folder says.
+    `linker` takes the place of `link`. OSError if the disk does not take the file, or if the kernel may have been
+    compiled from other sources than the folder says.
     """
     if sources_digest(PACKAGE) != _SOURCES_AT_IMPORT:
         raise OSError("fa3's sources were edited since this process imported them; the edit counts in a new process")
@@ -125,7 +128,7 @@ def store(compiled: Any, key: KernelKey, root: Path) -> Path:
     linked = draft.with_suffix(".so")
     try:
         compiled.export_to_c(str(draft), function_name=key.name)
-        why_not = link(draft, linked)
+        why_not = (linker or link)(draft, linked)
         if why_not:
             log.warning("%s: kept as an object file, which loads slowly: %s", key.name, why_not)
             linked = draft
@@ -139,15 +142,16 @@ def store(compiled: Any, key: KernelKey, root: Path) -> Path:
             leftover.unlink(missing_ok=True)
 
 
-def link(obj: Path, shared: Path) -> str | None:
+def link(obj: Path, shared: Path, *more: str) -> str | None:
     """Links an object file into a shared object. None if that worked, else the reason why not.
 
     The DSL's and TVM-FFI's functions stay undefined: both libraries are loaded before the object is (see `load`).
+    `more` are further inputs and options of the C compiler.
     """
     compiler = next((found for name in (os.environ.get("CC"), "cc", "gcc", "clang") if (found := _which(name))), None)
     if compiler is None:
         return "no C compiler found ($CC, cc, gcc, clang)"
-    command = [compiler, "-shared", "-Wl,-z,noexecstack", "-o", str(shared), str(obj)]
+    command = [compiler, "-shared", "-Wl,-z,noexecstack", "-o", str(shared), str(obj), *more]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode == 0:
         return None

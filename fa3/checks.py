@@ -149,8 +149,9 @@ def check_device(q: Tensor, k: Tensor, v: Tensor) -> None:
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.device.type != "cuda":
             raise ValueError(
-                f"fa3: {name} is on device {tensor.device}; {GPU_NEEDED}. Move it with {name}.to('cuda'). "
-                "fa3.reference.attention computes the same on any machine."
+                f"fa3: {name} is on device {tensor.device}; {GPU_NEEDED}. Move it with {name}.to('cuda'). On any "
+                "machine, `with fa3.emulate():` runs the same kernel on CPU tensors, step by step and slowly, and "
+                "fa3.reference.attention computes the same."
             )
     if not q.device == k.device == v.device:
         raise ValueError(

@@ -44,6 +44,14 @@ def compile_kernel(key: KernelKey) -> Any:
     return cute.compile(_host(key), *_arguments(key), options=f"--enable-tvm-ffi {TARGET}")
 
 
+def compile_with_ptx(key: KernelKey) -> tuple[Any, str]:
+    """The function of `compile_kernel` and its PTX, with line information: for the emulator."""
+    with tempfile.TemporaryDirectory() as folder:
+        options = f"--enable-tvm-ffi {TARGET} --keep-ptx --generate-line-info --dump-dir {folder}"
+        compiled = cute.compile(_host(key), *_arguments(key), options=options)
+        return compiled, compiled.artifacts.PTX
+
+
 def artefacts(key: KernelKey) -> Artefacts:
     """Compiles for inspection: PTX and cubin kept, line information on, ptxas' remarks captured."""
     host, remarks = _host(key), io.StringIO()

@@ -1,9 +1,11 @@
 """`python -m fa3.demo`: what the package does, on the machine that you have.
 
 With a Hopper GPU: real tensors, the error against float64 beside PyTorch's own, and TFLOP/s beside every attention
-library that is installed. Without: the forward kernels compiled for sm_90a and what the compiler made of them.
+library that is installed. Without: real tensors through the compiled kernel on the emulator, with the checker's verdict
+and a timeline; then what the compiler made of the kernels.
 
-Exits with 0 only if our numbers are right, or without a GPU, if the kernels compile and keep what they were promised.
+Exits with 0 only if our numbers are right, and without a GPU, if besides the checker finds nothing and the kernels keep
+what they were promised.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ WIDTH = 100
 
 def main(arguments: Sequence[str] | None = None) -> int:
     p = argparse.ArgumentParser(prog="python -m fa3.demo", description=__doc__.splitlines()[0] if __doc__ else None)
-    p.add_argument("--inspect", action="store_true", help="compile and inspect, even if there is a Hopper GPU")
+    p.add_argument("--inspect", action="store_true", help="emulate and inspect, even if there is a Hopper GPU")
+    p.add_argument("--out", type=Path, default=Path("build"), help="folder for the timeline (default: build)")
     args = p.parse_args(arguments)
     reason = why_no_hopper()
     if reason is None and not args.inspect:
@@ -40,16 +43,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     say(
         "fa3 demo. "
         + (f"Running the kernels {reason}. " if reason else "")
-        + "They are compiled for sm_90a instead, and their machine code is read."
+        + "They are compiled for sm_90a instead, run on an emulator of the GPU, and their machine code is read."
     )
-    return inspect_without_gpu()
+    emulated = emulate_without_gpu(args.out)
+    inspected = inspect_without_gpu()
+    return emulated or inspected
 
 
 def say(text: str) -> None:
-    print(textwrap.fill(text, WIDTH), end="\n\n", flush=True)
+    print(textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False), end="\n\n", flush=True)
 
 
-# ---- without a GPU: compile and inspect
+# ---- without a GPU: emulate, compile and inspect
+
+
+def emulate_without_gpu(folder: Path) -> int:
+    """0 if the emulated kernel is right and the checker finds nothing."""
+    try:
+        from fa3.emulator.demo import show
+
+        folder.mkdir(parents=True, exist_ok=True)
+        return 0 if show(folder, say) else 1
+    except (ImportError, OSError, RuntimeError) as error:
+        say(f"The emulator cannot run: {error}")
+        return 1
+
 
 INSPECTED = ((64, False), (128, True))
 """(head_dim, causal) of the kernels that the demo compiles; a few seconds each."""
@@ -77,8 +95,9 @@ def inspect_without_gpu() -> int:
     broken = [f"{report.name}: {what}" for report in reports for what in broken_promises(report)]
     for line in broken:
         say(line)
-    more = f"{interpreter()} -m fa3.sass forward --head-dim 128 --causal"
-    say(f"More of this: {more}. On a Hopper GPU this demo runs the kernels.")
+    for what, command in (("inspection", "fa3.sass forward"), ("checking and timelines", "fa3.emulator check forward")):
+        print(f"More {what}: {interpreter()} -m {command} --head-dim 128 --causal")
+    say("On a Hopper GPU this demo runs the kernels, and times them.")
     return 1 if broken else 0
 
 

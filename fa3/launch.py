@@ -17,17 +17,20 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor
 
-from fa3 import cache, checks, counters
+from fa3 import backends, cache, checks, counters
 from fa3.cache import Kernel
 from fa3.checks import Strides
 from fa3.config.table import forward_key
 from fa3.config.types import KernelKey
 from fa3.errors import LaunchError
+
+if TYPE_CHECKING:
+    from fa3.emulator.backend import Emulation
 
 log = logging.getLogger("fa3")
 
@@ -139,8 +142,9 @@ def plan(
         pass
     except (AttributeError, RuntimeError, TypeError):  # not a dense tensor, or an option that cannot be hashed
         look = None
-    made = _make_plan(q, k, v, softmax_scale, causal, window_size, softcap)
-    if look is not None:
+    emulation = backends.emulation_for(q, k, v)
+    made = _make_plan(q, k, v, softmax_scale, causal, window_size, softcap, emulation)
+    if look is not None and emulation is None:  # a plan for CPU tensors is good for one call: the next may be outside
         if len(_plans) >= MAX_PLANS:
             _plans.clear()
         _plans[look] = made
@@ -148,14 +152,25 @@ def plan(
 
 
 def _make_plan(
-    q: Tensor, k: Tensor, v: Tensor, softmax_scale: Any, causal: Any, window_size: Any, softcap: Any
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    softmax_scale: Any,
+    causal: Any,
+    window_size: Any,
+    softcap: Any,
+    emulation: Emulation | None,
 ) -> Plan:
     problem = Problem.of(q, k, v, softmax_scale, causal, window_size, softcap)
-    views = [checks.legal_strides(name, t) for name, t in (("q", q), ("k", k), ("v", v))]
-    checks.check_device(q, k, v)
+    strides = [checks.legal_strides(name, t) for name, t in (("q", q), ("k", k), ("v", v))]
+    views = None if strides == [None, None, None] else strides
+    if emulation is None:
+        checks.check_device(q, k, v)
     if problem.is_empty:
         return NoLaunch(problem)
-    return Launch(problem, kernel(problem.key), q.device, None if views == [None, None, None] else views)
+    if emulation is not None:
+        return emulation.plan(problem, views)
+    return Launch(problem, kernel(problem.key), q.device, views)
 
 
 @dataclass(frozen=True)
@@ -204,6 +219,21 @@ class NoLaunch:
         return o, lse
 
 
+class Device(Protocol):
+    """What a launch asks of its device; `counters.Device` is a GPU."""
+
+    index: int
+    sm_count: int
+    alone: bool
+
+    def take(self) -> tuple[Tensor, int]:
+        """(counters, slot): an int32 counter that is 0 and that no launch at the same time uses."""
+
+
+Empty = Callable[[Strides, Strides, torch.dtype], Tensor]
+"""(shape, strides, dtype) -> an uninitialised tensor on a launch's device, which is current when this is called."""
+
+
 class Launch:
     """One launch of one kernel. Every call runs `run`, so it is written for speed: about a microsecond beside the
     allocations and the launch itself."""
@@ -219,13 +249,16 @@ class Launch:
         kernel: Kernel,
         device: torch.device,
         views: list[Strides | None] | None,
+        gpu: Device | None = None,
+        empty: Empty | None = None,
     ) -> None:
+        """`gpu` and `empty` are those of `device`, unless something stands in for it."""
         self.problem = problem
         self.softmax_scale, self.causal = problem.softmax_scale, problem.causal
         self.kernel = kernel
         self.device = device
-        self.gpu = counters.device(device.index)
-        self.empty = _allocator(device)
+        self.gpu = gpu or counters.device(device.index)
+        self.empty = empty or _allocator(device)
         self.o_form = problem.o_shape, _contiguous(problem.o_shape), problem.dtype
         self.lse_form = problem.lse_shape, _contiguous(problem.lse_shape), torch.float32
         self.scale_log2 = checks.kernel_scale(problem.softmax_scale)
@@ -259,8 +292,8 @@ class Launch:
         ) from error
 
 
-def _allocator(device: torch.device) -> Callable[[Strides, Strides, torch.dtype], Tensor]:
-    """(shape, strides, dtype) -> an uninitialised tensor on `device`, which is current when this is called.
+def _allocator(device: torch.device) -> Empty:
+    """How to allocate on `device`.
 
     An allocation is the second largest part of a call, after the launch. TorchInductor's generated code calls a
     function that does it in half the time of torch.empty; it is not public, so that it may be missing.

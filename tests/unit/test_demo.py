@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend
 
+import fa3
 from fa3 import demo
 from fa3._providers import Provider, sdpa
 from fa3._timing import Sample
+from fa3.emulator import demo as demo_emulator
 
 SMALL = demo.Shape(head_dim=32, causal=True, batch=2, seqlen=96, hidden=64)
 
@@ -71,16 +73,54 @@ def test_every_figure_is_printed_and_explained(capsys):
     assert "36 of 198" in printed
 
 
-@pytest.mark.parametrize(("spill", "code"), [(0, 0), (16, 1)])
-def test_without_a_gpu_the_kernels_are_inspected(monkeypatch, capsys, spill, code):
+@pytest.mark.parametrize(("spill", "emulated", "code"), [(0, 0, 0), (16, 0, 1), (0, 1, 1)])
+def test_without_a_gpu_the_kernels_are_emulated_and_inspected(monkeypatch, capsys, tmp_path, spill, emulated, code):
+    monkeypatch.setattr(demo, "emulate_without_gpu", lambda folder: emulated)
     sass = SimpleNamespace(ToolError=RuntimeError, inspect=lambda key: _report(name=key.name, spill_bytes=spill))
     monkeypatch.setitem(sys.modules, "fa3.sass", sass)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert demo.main([]) == code
+    assert demo.main(["--out", str(tmp_path)]) == code
     printed = capsys.readouterr().out
     assert "no CUDA device" in printed
     assert "d128_causal" in printed
-    assert f"More of this: {demo.interpreter()} -m fa3.sass" in printed.replace("\n", " ")
+    assert f"{demo.interpreter()} -m fa3.sass" in printed
+    assert f"{demo.interpreter()} -m fa3.emulator check" in printed
+
+
+def test_the_emulation_shows_numbers_verdict_and_files(capsys, tmp_path):
+    assert demo.emulate_without_gpu(tmp_path) == 0
+    printed = capsys.readouterr().out.replace("\n", " ")
+    assert "Error against float64" in printed
+    assert "no findings in 6 runs" in printed
+    for file in (demo_emulator.PICTURE, demo_emulator.TRACE):
+        assert str(tmp_path / file) in printed
+        assert (tmp_path / file).stat().st_size > 10_000
+
+
+def test_an_emulation_that_is_wrong_or_cannot_run_is_a_failure(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(demo_emulator, "show", lambda folder, say: False)
+    assert demo.emulate_without_gpu(tmp_path) == 1
+
+    def no_compiler(folder, say):
+        raise RuntimeError("no C compiler found")
+
+    monkeypatch.setattr(demo_emulator, "show", no_compiler)
+    assert demo.emulate_without_gpu(tmp_path) == 1
+    assert "no C compiler found" in capsys.readouterr().out
+
+
+def test_wrong_numbers_on_the_emulator_are_said(monkeypatch):
+    said = []
+    attention = fa3.flash_attn_func
+
+    def wrong(*arguments, return_lse=False, **options):
+        out, lse = attention(*arguments, return_lse=True, **options)
+        return (out * 1.1, lse) if return_lse else out * 1.1
+
+    monkeypatch.setattr(fa3, "flash_attn_func", wrong)
+    inputs = [torch.randn(1, 64, 1, 64).bfloat16() for _ in range(3)]
+    assert not demo_emulator._run(*inputs, said.append)
+    assert "That is wrong" in said[-1]
 
 
 def test_the_interpreter_is_named_as_seen_from_here(monkeypatch, tmp_path):

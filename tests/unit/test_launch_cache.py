@@ -216,6 +216,7 @@ def test_without_a_tested_dsl_nothing_is_looked_up(monkeypatch, compiler):
         ("config/table.py", False),
         ("api.py", False),
         ("sass/anything.py", False),
+        ("emulator/machine.py", False),
     ],
 )
 def test_an_edit_counts_if_kernels_are_made_of_it(file, counts, tmp_path):

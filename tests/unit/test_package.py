@@ -96,7 +96,7 @@ def test_the_wheel_is_pure_python(wheel):
 def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     package = {name for name in names if ".dist-info/" not in name}
-    sources = {path.relative_to(ROOT).as_posix() for path in (ROOT / "fa3").rglob("*.py")}
+    sources = {p.relative_to(ROOT).as_posix() for kind in ("*.py", "*.c") for p in (ROOT / "fa3").rglob(kind)}
     assert package == sources | {"fa3/py.typed"}
     assert [name for name in names if name.endswith("licenses/LICENSE")]
 

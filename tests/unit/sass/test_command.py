@@ -19,7 +19,9 @@ def parsed(*words: str):
 
 
 def test_the_key_of_a_command_line():
-    key = _arguments.key_of(parsed("forward", "--head-dim", "192", "--head-dim-v", "128", "--causal", "--dtype", "fp16"))
+    key = _arguments.key_of(
+        parsed("forward", "--head-dim", "192", "--head-dim-v", "128", "--causal", "--dtype", "fp16")
+    )
     assert (key.config, key.dtype) == (forward_config(192, 128, True), "fp16")
 
 

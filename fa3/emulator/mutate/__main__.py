@@ -1,0 +1,62 @@
+"""Runs the mutants of the shipped kernels and writes the table.
+
+python -m fa3.emulator.mutate table.json                    all rows of the forward table, bf16: minutes
+python -m fa3.emulator.mutate table.json --kernels d64_causal --every 10
+python -m fa3.emulator.mutate table.json --markdown         prints the summary of a table that exists
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from itertools import chain
+from pathlib import Path
+
+from fa3.config.types import KernelKey
+from fa3.emulator.mutate.campaign import Kernel
+from fa3.emulator.mutate.judge import RIGHT
+from fa3.emulator.mutate.table import Row, details, expected_kinds, read, summary, write
+from fa3.sass.record import table_keys
+
+
+def keys() -> list[KernelKey]:
+    """The kernels whose mutants are run. The fp16 and the negative-scale ones synchronise alike; a test says so."""
+    return [key for key in table_keys() if key.dtype == "bf16"]
+
+
+def rows_of(key: KernelKey, every: int = 1, first: int = 0) -> tuple[list[Row], dict[str, list[str]]]:
+    """One mutant of `every`, from the `first` on; and the expected kinds by operator."""
+    kernel = Kernel(key)
+    chosen = kernel.mutants[first::every]
+    outcomes = map(kernel.outcome, chosen)
+    rows = [Row.of(key.name, outcome, kernel.places.edges_of(outcome.mutant)) for outcome in outcomes]
+    return rows, {mutant.operator: sorted(mutant.kinds) for mutant in chosen}
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m fa3.emulator.mutate", description=__doc__.split("\n")[0])
+    parser.add_argument("table", type=Path)
+    parser.add_argument("--kernels", default="", help="only those whose name holds this")
+    parser.add_argument("--every", type=int, default=1, help="only one mutant of so many")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--summary", action="store_true", help="run nothing")
+    parser.add_argument("--details", metavar="KERNEL", help="run nothing")
+    options = parser.parse_args(arguments)
+    if options.summary or options.details:
+        rows = read(options.table)
+        print(
+            details(rows, options.details, expected_kinds(options.table)) if options.details else summary(rows), end=""
+        )
+        return 0
+    chosen = [key for key in keys() if options.kernels in key.name]
+    with ProcessPoolExecutor(options.processes) as pool:
+        parts = list(pool.map(rows_of, chosen, [options.every] * len(chosen)))
+    rows = list(chain.from_iterable(found for found, _ in parts))
+    write(options.table, rows, {name: kinds for _, expected in parts for name, kinds in expected.items()})
+    print(summary(rows), end="")
+    return 0 if all(row.verdict in RIGHT for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,177 @@
+"""How many cycles a launch would take, from emulating three small CTAs of it.
+
+A CTA's time is linear in its key blocks once its pipeline runs, so that
+
+    one tile of n blocks      first + n * block
+    each further tile         next + n * block
+
+and the three constants come from replays of one tile of 6 blocks, one of 12, and two of 6 in a row. The launch is then
+played through: each SM starts with the tile of its own number, and who is done draws the next. The tiles are taken with
+the longest first; the kernel does so within sections of heads, which matters only where these do not fill the GPU.
+
+The inputs of the emulated CTAs are N(0, 1). How often `rising` scales O depends on them, and on how far into a sequence
+a block lies: long sequences do it less often than the first dozen blocks, which makes the prediction slightly too slow.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import torch
+
+from fa3.config.types import ForwardConfig, KernelKey
+from fa3.emulator.timing.cost import Cost
+from fa3.emulator.timing.events import Trace
+from fa3.emulator.timing.recorder import Recorder
+from fa3.emulator.timing.replay import replay
+from fa3.emulator.timing.schedule import Scheduler
+from fa3.emulator.timing.timeline import Timeline
+
+FEW, MANY = 6, 12
+"""Key blocks of the emulated tiles."""
+SMS = 132
+"""Of an H100 SXM or H200."""
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Size:
+    """A forward problem, without what the kernel's key says."""
+
+    batch: int
+    heads: int
+    """Query heads."""
+    seqlen_q: int
+    seqlen_k: int
+
+    def __post_init__(self) -> None:
+        if min(self.batch, self.heads, self.seqlen_q, self.seqlen_k) < 1:
+            raise ValueError(f"{self}: all of them must be at least 1")
+
+
+@dataclass(frozen=True)
+class TileTimes:
+    """Cycles of a CTA by what it has to do."""
+
+    first: float
+    """The first tile, without its blocks: start, first loads, epilogue."""
+    next: float
+    """Each further tile, without its blocks."""
+    block: float
+    """Each key block."""
+
+    def cycles(self, tiles: Iterable[int]) -> float:
+        """Of a CTA that gets tiles of so many blocks one after the other."""
+        blocks = list(tiles)
+        return self.first + self.next * (len(blocks) - 1) + self.block * sum(blocks)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a launch would take."""
+
+    kernel: str
+    size: Size
+    cycles: float
+    """Of the whole launch."""
+    times: TileTimes
+    tiles: int
+    blocks: int
+    """Key blocks of all tiles."""
+    ctas: int
+    tensor_utilisation: float
+    """Share of the GPU's peak over the launch, counting whole blocks, also where a mask hides a part of them."""
+    timeline: Timeline = field(repr=False)
+    """The emulated CTA with one tile of `MANY` blocks."""
+
+    def microseconds(self, clock_mhz: float) -> float:
+        return self.cycles / clock_mhz
+
+
+def predict(kernel: KernelKey | ForwardConfig, size: Size, cost: Cost | None = None, sms: int = SMS) -> Prediction:
+    """Predicts a launch. Compiles the kernel if need be, and emulates it for about a second; again with other sizes or
+    costs it takes milliseconds.
+
+    Args:
+        kernel: a key, or a row of the table (in bf16).
+        size: the problem; the head dimensions are those of the row.
+        cost: the cost model.
+        sms: SMs of the GPU.
+
+    Raises:
+        ValueError: the row does not fit an SM, or the GPU has no SM.
+    """
+    if sms < 1:
+        raise ValueError(f"sms is {sms}; a GPU with at least one SM is wanted")
+    key = kernel if isinstance(kernel, KernelKey) else KernelKey(kernel, "bf16")
+    cost = cost or Cost()
+    config = key.config
+    tiles = tile_blocks(config, size)
+    cut = -size.seqlen_k % config.tile_n
+    times, timeline = tile_times(key, cost, cut)
+    cycles = cost.launch + _play(times, tiles, sms)
+    flops = 2 * sum(tiles) * config.tile_m * config.tile_n * (config.head_dim + config.head_dim_v)
+    peak = 2 * cost.mma_rate_16 * sms * cycles
+    ctas = min(sms, len(tiles))
+    return Prediction(key.name, size, cycles, times, len(tiles), sum(tiles), ctas, flops / peak, timeline)
+
+
+def tile_blocks(config: ForwardConfig, size: Size) -> list[int]:
+    """Key blocks of every tile of a launch, the longest first."""
+    rows = range(0, size.seqlen_q, config.tile_m)
+    ends = [min(row + config.tile_m, size.seqlen_q) for row in rows]
+    keys = [size.seqlen_k + (end - size.seqlen_q if config.causal else 0) for end in ends]
+    each = [max(0, math.ceil(seen / config.tile_n)) for seen in keys]
+    return sorted(each * (size.batch * size.heads), reverse=True)
+
+
+@lru_cache(maxsize=128)
+def tile_times(key: KernelKey, cost: Cost, cut: int = 0) -> tuple[TileTimes, Timeline]:
+    """The constants of a kernel, and the timeline of its longer emulated tile.
+
+    `cut`: so many keys are missing in the last block of a tile.
+    """
+    scheduler = Scheduler(cost)
+    few, many, two = (replay(trace, scheduler=scheduler) for trace in traces(key, cut))
+    block = (many.end - few.end) / (MANY - FEW)
+    return TileTimes(few.end - FEW * block, two.end - few.end - FEW * block, block), many
+
+
+@lru_cache(maxsize=64)
+def traces(key: KernelKey, cut: int = 0) -> tuple[Trace, Trace, Trace]:
+    """CTAs with one tile of `FEW` blocks, one of `MANY`, and two of `FEW`."""
+    return emulate_tiles(key, FEW, 1, cut), emulate_tiles(key, MANY, 1, cut), emulate_tiles(key, FEW, 2, cut)
+
+
+def emulate_tiles(key: KernelKey, blocks: int, tiles: int, cut: int = 0) -> Trace:
+    """What one CTA does with so many equal tiles of so many blocks, each of a head of its own."""
+    from fa3.emulator.backend import record  # needs the compiler, which replays alone do not
+
+    config = key.config
+    generator = torch.Generator().manual_seed(0)
+
+    def random(length: int, width: int) -> torch.Tensor:
+        return torch.randn(1, length, tiles, width, generator=generator).to(DTYPES[key.dtype])
+
+    keys = blocks * config.tile_n - cut
+    scale = (-1.0 if key.negative_scale else 1.0) / math.sqrt(config.head_dim)
+    run = record(
+        random(config.tile_m, config.head_dim), random(keys, config.head_dim), random(keys, config.head_dim_v),
+        scale, config.causal, config=config, sms=1,
+    )  # fmt: skip
+    recorder = Recorder()
+    run.replay(policy="early", observers=[recorder])
+    return recorder.traces[0]
+
+
+def _play(times: TileTimes, tiles: list[int], sms: int) -> float:
+    """When the last SM is done, if who is free takes the next tile."""
+    ends = [times.cycles([blocks]) for blocks in tiles[:sms]]
+    heapq.heapify(ends)
+    for blocks in tiles[sms:]:
+        heapq.heapreplace(ends, ends[0] + times.next + times.block * blocks)
+    return max(ends)
