@@ -3,8 +3,8 @@
     python -m fa3.emulator check forward --head-dim 64 --causal --seeds 20
     python -m fa3.emulator timeline forward --head-dim 128 --causal --out timeline.png
 
-`check` compiles the kernel as the sources now say, runs it on two small problems under several schedules, and prints
-what its checkers found. Exit status: 0 nothing, 1 findings, 2 it could not be run.
+`check` compiles the kernel as the sources now say, runs it on small problems under several schedules, and prints what
+its checkers found. Exit status: 0 nothing, 1 findings, 2 it could not be run.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from fa3._arguments import add_kernel, key_of
 
 if TYPE_CHECKING:
     from fa3.config.types import KernelKey
+    from fa3.emulator.check import Report
 
 POLICIES = ("late", "early", "random")
 
@@ -60,32 +61,32 @@ def parser() -> argparse.ArgumentParser:
 def run_check(args: argparse.Namespace) -> int:
     key = key_of(args)
     began = time.perf_counter()
-    reports = check_kernel(key, args.policy, range(args.seeds))
+    report = check_kernel(key, args.policy, range(args.seeds))
     seconds = time.perf_counter() - began
-    findings = sum(len(report) for report in reports.values())
     if args.json:
-        print(
-            json.dumps({"kernel": key.name, **{name: report.as_dict() for name, report in reports.items()}}, indent=1)
-        )
+        print(json.dumps({**report.as_dict(), "seconds": round(seconds, 1)}, indent=1))
     else:
-        for name, report in reports.items():
-            print(f"problem {name!r}: {report}\n")
-        print(f"{findings} finding{'s' * (findings != 1)}, {seconds:.1f} s with compilation")
-    return 1 if findings else 0
+        print(f"{report}\n\n{seconds:.1f} s, with compilation")
+    return 1 if report else 0
 
 
-def check_kernel(key: KernelKey, policies: Sequence[str] = POLICIES, seeds: Sequence[int] = range(4)) -> dict:
-    """Problem -> Report (`fa3.emulator.check`), for small problems that make the kernel do all that it can do."""
-    from fa3.emulator import check, problems
+def check_kernel(key: KernelKey, policies: Sequence[str] = POLICIES, seeds: Sequence[int] = range(4)) -> Report:
+    """What the checkers find in a kernel, on small problems that make it do all that it can do."""
+    from fa3.emulator import check
+    from fa3.emulator.mutate import problems
 
-    reports = {}
+    merged = check.Report(kernel=key.name)
     for shape in problems.shapes(key):
         case = problems.case(key, shape)
-        reports[str(shape)] = check.check(
+        report = check.check(
             case.run.host.code, case.run.launch, check.describe(key), policies=policies, seeds=seeds,
             reference=case.wrong, resident=case.run.sms,
         )  # fmt: skip
-    return reports
+        for finding in report:
+            finding.schedules = [f"problem {shape.name!r}: {schedule}" for schedule in finding.schedules]
+            merged.add(finding)
+        merged.runs += report.runs
+    return merged
 
 
 # ------------------------------------------------------------------------------------------------ timeline

@@ -96,7 +96,7 @@ def _chains(run: Sequence[Instruction]) -> list[list[int]]:
         chain = [first]
         while chain[-1] in follower:
             chain.append(follower[chain[-1]])
-        if len(chain) >= MIN_CHAIN and _is_independent(chain, needs):
+        if len(chain) >= MIN_CHAIN and _is_plain([run[i] for i in chain]) and _is_independent(chain, needs):
             nodes.append(chain)
         else:
             nodes += [[i] for i in chain]
@@ -117,6 +117,15 @@ def _followers(run: Sequence[Instruction]) -> dict[int, int]:
                 found[before] = i
         writer[instruction.result] = i
     return found
+
+
+def _is_plain(chain: Sequence[Instruction]) -> bool:
+    """Whether the results are one register or all different ones, and no step adds what an earlier one has made: what
+    is added is looked up before the first step."""
+    results = [instruction.result for instruction in chain]
+    if len(set(results)) not in (1, len(chain)):
+        return False
+    return not any(register in results[:i] for i, register in enumerate(_added(chain)))
 
 
 def _is_independent(chain: list[int], needs: list[set[int]]) -> bool:
@@ -226,8 +235,12 @@ def _chain_call(chain: Sequence[Instruction]) -> Call:
 
 def _chain_inputs(chain: Sequence[Instruction]) -> list[int]:
     """Rows of what the chain starts with and of what each step adds to it."""
-    added = [b.reads[b.reads[0] == a.result].row for a, b in itertools.pairwise(chain)]
-    return [chain[0].reads[0].row, chain[0].reads[1].row, *added]
+    return [chain[0].reads[0].row, *(register.row for register in _added(chain))]
+
+
+def _added(chain: Sequence[Instruction]) -> list[Register]:
+    """What each step adds to the result of the one before."""
+    return [chain[0].reads[1], *(b.reads[b.reads[0] == a.result] for a, b in itertools.pairwise(chain))]
 
 
 def _put(bank: Any, rows: Any, value: Any, mask: Any) -> None:

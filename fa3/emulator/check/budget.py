@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fa3.emulator.blocks import Step
     from fa3.emulator.cta import Cta
     from fa3.emulator.machine import Machine
+    from fa3.emulator.sync import NamedBarrier
     from fa3.emulator.warp import Mask, Warp
     from fa3.sass.ptx_code import Statement
 
@@ -28,15 +29,25 @@ Request = tuple[bool, int, "Statement"]
 
 
 class RegisterBudgets(Checker):
+    """Compares what the warps asked for with the hardware's rules, and with the plan where it is known."""
+
     def __init__(self, names: Names) -> None:
         super().__init__(names)
         self._requests: defaultdict[Warp, list[Request]] = defaultdict(list)
         self._first: Statement | None = None
+        self._begins: dict[int, Statement | None] = {}
+        """Warp (index) -> the first statement behind the CTA's first barrier, where roles part; None until it comes."""
 
     def started(self, machine: Machine) -> None:
         self._first = machine.program.statements[0]
+        self._begins = {}
+
+    def left(self, warp: Warp, at: Statement, barrier: NamedBarrier) -> None:
+        self._begins.setdefault(warp.index, None)
 
     def stepping(self, warp: Warp, step: Step, mask: Mask | None) -> None:
+        if self._begins.get(warp.index, step) is None:
+            self._begins[warp.index] = step.statements[0]
         if step.kind == "setmaxnreg":
             at = step.statements[0]
             self._requests[warp].append((".inc" in at.opcode, int(at.operands[0], 0), at))
@@ -52,7 +63,7 @@ class RegisterBudgets(Checker):
             group = requests[first : first + WARPS_PER_WARPGROUP]
             site = self._warpgroup(first, group, even) or site
             shares.append(group[0][-1][1] if group[0] else even)
-            self._planned(first, group[0], even)
+            self._planned(first, requests, even)
         total, pool = THREADS_PER_WARPGROUP * sum(shares), threads * even
         if total > pool:
             parts = " + ".join(f"{THREADS_PER_WARPGROUP} x {share}" for share in shares)
@@ -77,15 +88,16 @@ class RegisterBudgets(Checker):
                 self.find(KIND, site, f"{self.names.role(first)} {does} registers, from {now} to {count} per thread.")
         return taken
 
-    def _planned(self, first: int, requests: list[Request], even: int) -> None:
+    def _planned(self, first: int, requests: list[list[Request]], even: int) -> None:
         """Compares with the budget of the kernel's configuration, where it is known."""
+        own = requests[first]
         planned = (self.names.registers or {}).get(self.names.role(first))
-        if planned is None or (requests and requests[-1][1] == planned):
+        if planned is None or (own and own[-1][1] == planned):
             return
-        site = (first, requests[-1][2] if requests else self._first)
-        has = (
-            f"asks for {requests[-1][1]}"
-            if requests
-            else f"executes no setmaxnreg and stays at {min(even, ENTRY_LIMIT)}"
-        )
-        self.find(KIND, site, f"{self.names.role(first)} {has} registers per thread; its budget is {planned}.")
+        role = f"registers per thread; the budget of {self.names.role(first)} is {planned}."
+        if own:
+            self.find(KIND, (first, own[-1][2]), f"{self.names.role(first)} asks for {own[-1][1]} {role}")
+            return
+        others = [(warp, said[-1][2]) for warp, said in enumerate(requests) if said]
+        happened = f"{self.names.role(first)} executes no setmaxnreg and stays at {min(even, ENTRY_LIMIT)} {role}"
+        self.find(KIND, (first, self._begins.get(first) or self._first), happened, others[0] if others else None)

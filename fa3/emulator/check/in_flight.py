@@ -34,13 +34,12 @@ class Flying:
     groups: dict[Group, list[Operation]] = field(default_factory=dict)
     accumulators: int = 0
     operands: int = 0
+    forgiven: set[Operation] = field(default_factory=set)
+    """Those whose registers were touched, which was reported once."""
 
     @property
     def all(self) -> list[Operation]:
         return [operation for group in self.groups.values() for operation in group] + self.open
-
-    forgiven: set[Operation] = field(default_factory=set)
-    """Those whose registers were touched, which was reported once."""
 
     def sum_up(self) -> None:
         self.accumulators = self.operands = 0
@@ -56,6 +55,8 @@ class Flying:
 
 
 class InFlight(Checker):
+    """Registers touched too early, and WGMMA that is never committed or waited for."""
+
     def __init__(self, names: Names) -> None:
         super().__init__(names)
         self._warps: dict[Warp, Flying] = {}

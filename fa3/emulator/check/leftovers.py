@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 
 class Leftovers(Checker):
+    """Copies without a commit or a wait."""
+
     def __init__(self, names: Names) -> None:
         super().__init__(names)
         self._open: defaultdict[Warp, list[Operation]] = defaultdict(list)

@@ -33,7 +33,7 @@ class Generation:
 
 
 class NamedBarriers(Checker):
-    """Sees every event before `Order` does."""
+    """Rules of named barriers. Sees every event before `Order` does."""
 
     def __init__(self, names: Names, order: Order) -> None:
         super().__init__(names)

@@ -38,7 +38,7 @@ class History:
 
 
 class Phases(Checker):
-    """Sees every event before `Order` does."""
+    """Rules of mbarriers. Sees every event before `Order` does."""
 
     def __init__(self, names: Names, order: Order) -> None:
         super().__init__(names)

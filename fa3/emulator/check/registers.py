@@ -44,7 +44,7 @@ class Uninitialised(Checker):
         missing = (step.reads if step.kind != MMA else self._read_by_mma(warp, step)) & ~mine.registers
         if missing:
             self._found(warp, step, missing, mine.registers)
-        mine.registers |= step.writes
+        mine.registers |= step.writes | missing  # each is reported where it is read first
 
     def _read_by_mma(self, warp: Warp, step: Step) -> int:
         """Without the accumulators if scale-d is false: then they are only written."""

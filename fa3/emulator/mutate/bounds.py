@@ -8,11 +8,12 @@ one for each column of a score tile: there the limit in the register is moved, a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from fa3.emulator.mutate.analysis import Analysis
 from fa3.emulator.mutate.edits import shifted_operand, with_before, with_operand, with_register
+from fa3.emulator.mutate.judge import line_of
 from fa3.emulator.mutate.mutant import BYTES, EARLY, NAMED, STUCK, UNEVEN, UNORDERED, VALUES, Mutant
 from fa3.emulator.operands import integer, parts
 from fa3.emulator.program import Program
@@ -36,13 +37,37 @@ HIDDEN = VALUES | {"wrong mask"}
 
 
 def bound(a: Analysis) -> Iterator[Mutant]:
-    """One less, and one more."""
+    """One less, and one more. The compiler tests the condition of a `while` twice, in front of the loop and at its end;
+    both are moved."""
+    twins = _twins(a)
     for index in bounds(a):
-        at = a.statements[index]
+        if index in twins.values():
+            continue
+        at, places = a.statements[index], [index, *([twins[index]] if index in twins else [])]
+        anchors = tuple(dict.fromkeys(anchor for place in places for anchor in bounded(a, place)))
         for more in (1, -1):
-            build = partial(shifted_operand, a.program, index, 2, more)
+            build = partial(_shifted, a.program, places, more)
             detail = f"{at.opcode.split('.')[1]} {at.operands[2]} {more:+d}"
-            yield Mutant(f"bound {more:+d}", index, at, build, EXTENT, bounded(a, index), detail=detail)
+            yield Mutant(f"bound {more:+d}", index, at, build, EXTENT, anchors, detail=detail)
+
+
+def _shifted(program: Program, places: Sequence[int], more: int) -> Program:
+    for index in sorted(places, reverse=True):  # a statement more moves those behind it
+        program = shifted_operand(program, index, 2, more)
+    return program
+
+
+def _twins(a: Analysis) -> dict[int, int]:
+    """The test at the end of a loop -> the test of the same condition in front of it."""
+    found = {}
+    entries = {(line_of(a.statements[i]), a.statements[i].operands[1]): i for i in a.of("setp.ge.s32")}
+    for index in a.of("setp.lt.s32"):
+        at = a.statements[index]
+        entry = entries.get((line_of(at), at.operands[1]))
+        branch = a.statements[index + 1]
+        if entry is not None and branch.name == "bra" and entry < a.program.labels[branch.target] <= index:
+            found[index] = entry
+    return found
 
 
 def bounds(a: Analysis) -> Iterator[int]:

@@ -27,7 +27,14 @@ from fa3.emulator.program import Program
 if TYPE_CHECKING:
     from fa3.emulator.sync import MBarrier
 
-ATTEMPTS = (("deep", "late"), ("wide", "random"), ("edge", "random"), ("sections", "late"), ("wide", "starve:8-11"))
+ATTEMPTS = (
+    ("deep", "late"),
+    ("wide", "random"),
+    ("edge", "random"),
+    ("short", "late"),
+    ("sections", "late"),
+    ("wide", "starve:8-11"),
+)
 """(problem, policy), tried in this order until something is found. Most rules hold for every schedule, so that the
 first one finds most. Problems that a kernel does not have are left out."""
 
@@ -81,7 +88,8 @@ class Kernel:
     @cached_property
     def places(self) -> Places:
         edges = {index: frozenset(found) for index, found in self.trace.edges.items()}
-        return Places(self.program.statements, edges)
+        roles = {index: frozenset(found) for index, found in self.trace.roles.items()}
+        return Places(self.program.statements, edges, roles)
 
     def findings(
         self,

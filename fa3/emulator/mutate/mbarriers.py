@@ -81,11 +81,12 @@ def announced_bytes(a: Analysis) -> Iterator[Mutant]:
 
 
 def wait_removed(a: Analysis) -> Iterator[Mutant]:
-    """It passes at once. A stage is then used, or its arrival made, too early."""
+    """It passes at once. A stage is then used, or its arrival made, too early; or the barrier runs ahead of somebody
+    who is slow, and who then waits for ever."""
     for index in a.of("mbarrier.try_wait"):
         at = a.statements[index]
         passed = replace(at, opcode="setp.eq.b32", operands=(at.operands[0], "0", "0"))
-        kinds = UNORDERED | EARLY | BYTES | {"load never waited for"}
+        kinds = UNORDERED | EARLY | BYTES | STUCK | {"load never waited for"}
         yield Mutant("wait removed", index, at, partial(a.program.replaced, index, passed), kinds)
 
 

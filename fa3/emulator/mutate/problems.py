@@ -71,12 +71,13 @@ def shapes(key: KernelKey) -> tuple[Shape, ...]:
             Shape("deep", rows=m, keys=3 * n + moved_column(n)),
             Shape("wide", rows=m + 1, keys=2 * n + moved_column(n) - 1, heads=2),
             Shape("edge", rows=m + ROWS_OF_WARPGROUP - 8, keys=2 * n - 1, heads=2, narrow=True),
+            Shape("short", rows=m + 8, keys=n - 1),
         )
     return (
         Shape("deep", rows=m, keys=_keys_for_the_mask(m, n, 3 * n, m - 1, last=True)),
         Shape("wide", rows=3 * m + 1, keys=_keys_for_the_mask(m, n, 2 * n, m, last=False)),
-        Shape("edge", rows=2 * m + ROWS_OF_WARPGROUP - 8, keys=n + 40, narrow=True),
-        Shape("sections", rows=m + 8, keys=n, heads=3, sections=True),
+        Shape("edge", rows=2 * m + ROWS_OF_WARPGROUP - 8, keys=n + 4, narrow=True),
+        Shape("sections", rows=m + 8, keys=n + 4, heads=3, sections=True),
     )
 
 

@@ -5,9 +5,13 @@ A CTA's time is linear in its key blocks once its pipeline runs, so that
     one tile of n blocks      first + n * block
     each further tile         next + n * block
 
-and the three constants come from replays of one tile of 6 blocks, one of 12, and two of 6 in a row. The launch is then
-played through: each SM starts with the tile of its own number, and who is done draws the next. The tiles are taken with
-the longest first; the kernel does so within sections of heads, which matters only where these do not fill the GPU.
+and the three constants come from replays of one tile of 6 blocks, one of 12, and two of 6 in a row. Each is replayed in
+several grains (`Cost.chunk`), and the mean counts: how warpgroups fall into step with each other hangs on a few cycles,
+and can make some per cent of difference, which `Prediction.spread` states.
+
+The launch is then played through: each SM starts with the tile of its own number, and who is done draws the next. The
+tiles are taken with the longest first; the kernel does so within sections of heads, which matters only where these do
+not fill the GPU.
 
 The inputs of the emulated CTAs are N(0, 1). How often `rising` scales O depends on them, and on how far into a sequence
 a block lies: long sequences do it less often than the first dozen blocks, which makes the prediction slightly too slow.
@@ -17,8 +21,9 @@ from __future__ import annotations
 
 import heapq
 import math
+import statistics
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import torch
@@ -31,6 +36,7 @@ from fa3.emulator.timing.replay import replay
 from fa3.emulator.timing.schedule import Scheduler
 from fa3.emulator.timing.timeline import Timeline
 
+GRAINS = (12, 14, 16, 19)
 FEW, MANY = 6, 12
 """Key blocks of the emulated tiles."""
 SMS = 132
@@ -63,6 +69,8 @@ class TileTimes:
     """Each further tile, without its blocks."""
     block: float
     """Each key block."""
+    spread: float = 0.0
+    """(largest - smallest) / mean of `block` over the grains."""
 
     def cycles(self, tiles: Iterable[int]) -> float:
         """Of a CTA that gets tiles of so many blocks one after the other."""
@@ -83,6 +91,8 @@ class Prediction:
     blocks: int
     """Key blocks of all tiles."""
     ctas: int
+    spread: float
+    """How far replays that differ in their grain lie apart: differences between predictions below it mean nothing."""
     tensor_utilisation: float
     """Share of the GPU's peak over the launch, counting whole blocks, also where a mask hides a part of them."""
     timeline: Timeline = field(repr=False)
@@ -112,12 +122,13 @@ def predict(kernel: KernelKey | ForwardConfig, size: Size, cost: Cost | None = N
     config = key.config
     tiles = tile_blocks(config, size)
     cut = -size.seqlen_k % config.tile_n
-    times, timeline = tile_times(key, cost, cut)
+    times = tile_times(key, cost, cut)
     cycles = cost.launch + _play(times, tiles, sms)
     flops = 2 * sum(tiles) * config.tile_m * config.tile_n * (config.head_dim + config.head_dim_v)
     peak = 2 * cost.mma_rate_16 * sms * cycles
     ctas = min(sms, len(tiles))
-    return Prediction(key.name, size, cycles, times, len(tiles), sum(tiles), ctas, flops / peak, timeline)
+    timeline = replay(traces(key, cut)[1], cost)
+    return Prediction(key.name, size, cycles, times, len(tiles), sum(tiles), ctas, times.spread, flops / peak, timeline)
 
 
 def tile_blocks(config: ForwardConfig, size: Size) -> list[int]:
@@ -129,16 +140,18 @@ def tile_blocks(config: ForwardConfig, size: Size) -> list[int]:
     return sorted(each * (size.batch * size.heads), reverse=True)
 
 
-@lru_cache(maxsize=128)
-def tile_times(key: KernelKey, cost: Cost, cut: int = 0) -> tuple[TileTimes, Timeline]:
-    """The constants of a kernel, and the timeline of its longer emulated tile.
-
-    `cut`: so many keys are missing in the last block of a tile.
-    """
-    scheduler = Scheduler(cost)
-    few, many, two = (replay(trace, scheduler=scheduler) for trace in traces(key, cut))
-    block = (many.end - few.end) / (MANY - FEW)
-    return TileTimes(few.end - FEW * block, two.end - few.end - FEW * block, block), many
+@lru_cache(maxsize=1024)
+def tile_times(key: KernelKey, cost: Cost, cut: int = 0) -> TileTimes:
+    """The constants of a kernel. `cut`: so many keys are missing in the last block of a tile."""
+    found = []
+    for grain in GRAINS:
+        scheduler = Scheduler(replace(cost, chunk=grain))
+        few, many, two = (replay(trace, scheduler=scheduler).end for trace in traces(key, cut))
+        found.append((few, two, (many - few) / (MANY - FEW)))
+    few, two, block = (statistics.fmean(each) for each in zip(*found, strict=True))
+    blocks = [each for _, _, each in found]
+    spread = (max(blocks) - min(blocks)) / block
+    return TileTimes(few - FEW * block, two - few - FEW * block, block, spread)
 
 
 @lru_cache(maxsize=64)

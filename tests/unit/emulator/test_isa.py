@@ -172,6 +172,29 @@ def test_every_instruction_has_a_case() -> None:
     assert set(isa._MAKERS) - tested == {"ex2", "lg2", "rcp", "cvta", "mapa"}  # tested below
 
 
+# ------------------------------------------------------------------------------------------------ runs of them
+STEPS = {"add.u32": np.add, "max.u32": np.maximum, "xor.b32": np.bitwise_xor}
+register = st.integers(0, 4)
+chained = st.tuples(st.sampled_from(["add.u32"] * 6 + ["max.u32", "xor.b32"]), register, st.just(-1), register)
+any_step = st.tuples(st.sampled_from(list(STEPS)), register, register, register)
+
+
+@given(st.lists(chained | chained | chained | any_step, min_size=4, max_size=9))
+@settings(max_examples=100)
+def test_a_run_is_what_its_instructions_are_one_after_the_other(steps: list[tuple[str, int, int, int]]) -> None:
+    """Sums and maxima that go on with the result before (-1), which the emulator takes together where it may."""
+    start = [np.arange(LANES, dtype=np.uint32) * (1000003 * (i + 1)) for i in range(5)]
+    expected, body, last = list(start), "", 0
+    for opcode, result, a, b in steps:
+        a = last if a < 0 else a
+        expected[result] = STEPS[opcode](expected[a], expected[b])
+        body += f"{opcode} %r{result}, %r{a}, %r{b};"
+        last = result
+    got = on_lanes(body, {f"%r{i}": values for i, values in enumerate(start)}, {f"%r{i}": np.uint32 for i in range(5)})
+    for i, values in enumerate(expected):
+        assert (got[f"%r{i}"] == values).all()
+
+
 # ------------------------------------------------------------------------------------------------ approximations
 def ulps(found: Any, exact: float) -> float:
     """Distance from an exact result, in units of its last place."""

@@ -48,9 +48,7 @@ def instruction(opcode: str, rows: list[int]) -> Instruction:
 
 def one_by_one(run: list[Instruction], registers: Any, mask: Any) -> None:
     for i in run:
-        value = i.what.function(
-            *[registers.views[v][r.row] for v, r in zip(i.what.operands, i.operands, strict=True)]
-        )
+        value = i.what.function(*[registers.views[v][r.row] for v, r in zip(i.what.operands, i.operands, strict=True)])
         target = registers.views[i.what.result][i.result.row]
         np.copyto(target, value, where=True if mask is None else mask)
 

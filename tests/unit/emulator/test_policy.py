@@ -43,7 +43,8 @@ def test_starved_warps_are_picked_only_if_there_is_no_other(seed: int, indices: 
     policy = make_policy("starve:4-7", seed)
     warps: Any = [SimpleNamespace(index=index) for index in indices]
     picked = {indices[policy.pick_warp(warps)] for _ in range(20)}
-    assert all(4 <= index <= 7 for index in picked) == all(4 <= index <= 7 for index in indices)
+    others = {index for index in indices if not 4 <= index <= 7}
+    assert picked <= (others or set(indices))
 
 
 @pytest.mark.parametrize("name", NAMES)

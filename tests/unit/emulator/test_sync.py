@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,9 @@ BARRIER = SHARED
 """Shared address of the first mbarrier."""
 
 
+LABELS = itertools.count()
+
+
 def wait(address: int | str, parity: int | str, name: str) -> str:
     """A loop of try_wait, as compilers write it. Uses %p14."""
     return f"\n$W{name}: mbarrier.try_wait.parity.shared.b64 %p14, [{address}], {parity}, 10000; @!%p14 bra $W{name};\n"
@@ -29,7 +33,8 @@ def wait(address: int | str, parity: int | str, name: str) -> str:
 
 def by_thread(thread: int, body: str) -> str:
     """A body for one thread of the CTA. Uses %p13."""
-    return f"setp.ne.u32 %p13, %tid.x, {thread}; @%p13 bra $T{thread}_{len(body)};\n{body}\n$T{thread}_{len(body)}:\n"
+    label = f"$T{next(LABELS)}"
+    return f"setp.ne.u32 %p13, %tid.x, {thread}; @%p13 bra {label};\n{body}\n{label}:\n"
 
 
 def initialised(*counts: int) -> str:

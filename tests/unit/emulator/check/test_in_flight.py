@@ -102,10 +102,31 @@ def test_accumulators_as_operand_of_the_next() -> None:
     assert found(body) == {"accumulator in flight"}
 
 
+def test_operand_overwritten_by_the_next() -> None:
+    other = MMA.replace(f"{ACCUMULATORS}, {A_OPERAND}", f"{A_OPERAND}, {ACCUMULATORS.replace('%r4', '%r7')}")
+    body = changed(GEMM, MMA, f"{MMA}\n  {other}")
+    body = changed(body, "  mov.b32 %r40, 0;\n", "".join(f"  mov.b32 %r{i}, 0;\n" for i in (40, 70, 71, 72, 73)))
+    assert found(body) == {"A registers in flight"}
+
+
 def test_only_the_first_touch_is_reported() -> None:
-    body = changed(GEMM, f"{WAIT}{USE}", f"{USE}  add.f32 %r61, %r41, %r42;\n{WAIT}")
-    (finding,) = check(body, threads=128, policies=["late"])
-    assert finding.count == 4  # once for each warp
+    """Also when others follow in steps of their own."""
+    more = f"{USE}  bar.warp.sync -1;\n  add.f32 %r61, %r41, %r42;\n  bar.warp.sync -1;\n  add.f32 %r61, %r40, %r42;\n"
+    (finding,) = check(changed(GEMM, f"{WAIT}{USE}", f"{more}{WAIT}"), threads=128, policies=["late"])
+    assert finding.count == 4 and finding.at.ptx.startswith("add.f32 %r60")  # once for each warp
+
+
+BEHIND = "  bar.sync 0;\n  st.shared.b32 [%r5], %r6;\n"
+
+
+def test_operand_in_shared_memory_is_overwritten_behind_the_wait() -> None:
+    assert not found(GEMM + BEHIND)
+
+
+def test_operand_in_shared_memory_is_overwritten_before_the_wait() -> None:
+    early = changed(GEMM, WAIT, f"{BEHIND}{WAIT}")
+    (finding,) = check(early, threads=128, policies=["early"])
+    assert finding.kind == "overwritten while read" and "by WGMMA" in finding.happened
 
 
 @pytest.mark.parametrize("register", ["%r40", "%r52"])
@@ -113,6 +134,12 @@ def test_register_never_written(register: str) -> None:
     body = changed(GEMM, f"  mov.b32 {register}, 0;\n")
     (finding,) = check(body, threads=128, policies=["early"])
     assert finding.kind == "uninitialised register" and register in finding.happened
+
+
+def test_register_never_written_is_reported_once() -> None:
+    body = f"{WARP_AND_LANE}\n  add.u32 %r6, %r5, %r5;\n  bar.warp.sync -1;\n  add.u32 %r7, %r5, %r5;\n"
+    (finding,) = check(body, threads=32, policies=["early"])
+    assert finding.count == 1 and finding.at.ptx.startswith("add.u32 %r6")
 
 
 def test_accumulators_that_are_only_written() -> None:

@@ -252,6 +252,14 @@ def test_a_load_hands_over_what_came_before_it_only() -> None:
     assert not fed.racing(5, Event("read", 1, 0)) and fed.racing(6, Event("read", 1, 1))
 
 
+def test_a_writer_that_comes_after_the_first_read() -> None:
+    """What overlaps is looked up once; a region that is first written later counts, too."""
+    fed = Fed()
+    events = [Event("read", 0, 0), Event("meet", 0), Event("write", 1, 0, 2)]
+    assert not any(fed.racing(number, event) for number, event in enumerate(events))
+    assert fed.racing(3, Event("read", 0, 0))
+
+
 def test_events_are_given_out_again() -> None:
     live, forgotten = 0b0101, []
     events = Events(lambda: live, forgotten.append, limit=4)

@@ -131,6 +131,11 @@ def test_left_mid_phase() -> None:
 
 
 def test_bytes_left() -> None:
-    """Bytes are announced at the end that nobody brings."""
-    body = changed(RING, "  bra END;\n", f"  @%p2 bra END;\n  {ANNOUNCE}\n  bra END;\n")
-    assert check_ring(body).kinds >= {"barrier left mid-phase"}
+    """Bytes are announced at the end that nobody brings; or brought that nobody announced."""
+    missing, more = (
+        changed(RING, "  bra END;\n", f"  @%p2 bra END;\n  {what}\n  bra END;\n") for what in (ANNOUNCE, LOAD)
+    )
+    (finding,) = check_ring(missing).of("barrier left mid-phase")
+    assert "128 bytes missing" in finding.happened
+    (finding,) = check_ring(more, policies=["early"]).of("barrier left mid-phase")
+    assert "0 of 1 arrivals and 128 bytes too many" in finding.happened

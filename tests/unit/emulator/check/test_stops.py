@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from .kernels import ANNOUNCE, EMPTY_WAIT, RELEASE, RING, WARP_AND_LANE, changed, check, check_ring
-from .test_phases import NAMES
+from .test_phases import NAMES, Planned
+
+
+class Meeting(Planned):
+    def meeting(self, number: int) -> frozenset[int] | None:
+        return frozenset((1, 2)) if number == 3 else None
 
 
 def test_deadlock_says_who_should_come() -> None:
@@ -28,9 +33,11 @@ def test_root_of_a_deadlock_comes_first() -> None:
     )
     early = changed(early, "CONSUME:\n", "  bra LOOP;\nMEET:\n  bar.sync 3, 64;\n  bra OUT;\nLOOP:\nCONSUME:\n")
     early = changed(early, "END:", "  setp.eq.u32 %p6, %r2, 0;\n  @%p6 bra END;\n  bar.sync 3, 64;\nEND:\nOUT:")
-    first, second = check_ring(early, threads=96, names=NAMES, policies=["late"]).of("deadlock")
+    first, second = check_ring(early, threads=96, names=Meeting("k"), policies=["late"]).of("deadlock")
     assert first.at.warp == 1 and "has ended" in first.happened
     assert second.at.warp == 2 and "1 warp." in second.happened
+    assert f"This follows from the wait at PTX line {first.at.ptx_line}." in second.happened
+    assert "This follows" not in first.happened
 
 
 def test_missing_bytes_are_named() -> None:

@@ -193,7 +193,7 @@ EVENTS = st.one_of(
 @given(st.lists(st.lists(EVENTS, max_size=8), min_size=1, max_size=9), st.integers(1, 40))
 def test_random_warps_neither_lose_nor_invent_work(lists, chunk):
     lists = [[Arrive(FULL, 1, 0, None)], *lists]
-    timeline = replay(Trace(lists, {FULL: 1_000_000}), Cost(chunk=chunk, under_gemm=1.0))
+    timeline = replay(Trace(lists, {FULL: 1_000_000}), Cost(chunk=chunk))
     ops = [(w, op) for w, events in enumerate(lists) for e in events if hasattr(e, "code") for op in e.code.ops]
     for sub in range(4):
         exponentials = sum(op.kind == "mufu" and w % 4 == sub for w, op in ops)
