@@ -64,8 +64,8 @@ def _twins(a: Analysis) -> dict[int, int]:
     for index in a.of("setp.lt.s32"):
         at = a.statements[index]
         entry = entries.get((line_of(at), at.operands[1]))
-        branch = a.statements[index + 1]
-        if entry is not None and branch.name == "bra" and entry < a.program.labels[branch.target] <= index:
+        branches = [a.statements[i] for i in a.uses[at.operands[0]] if a.statements[i].name == "bra"]
+        if entry is not None and any(entry < a.program.labels[branch.target] <= index for branch in branches):
             found[index] = entry
     return found
 

@@ -49,7 +49,8 @@ class Outcome:
     attempts: int
     """Runs that it took."""
     seconds: float
-    others: tuple[Finding, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    """All of them."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,14 @@ class Kernel:
         return self.code.with_program(program) if same_length else Code(program)
 
     def outcome(self, mutant: Mutant) -> Outcome:
-        """Runs a mutant until something is found, or nothing is left to try."""
+        """Runs a mutant until something is found, or nothing is left to try. RuntimeError, with the mutant, if the
+        emulator fails."""
+        try:
+            return self._outcome(mutant)
+        except Exception as error:
+            raise RuntimeError(f"{self.key.name}: {mutant.operator}, {mutant.at}, PTX line {mutant.at.line}") from error
+
+    def _outcome(self, mutant: Mutant) -> Outcome:
         start, attempts = time.perf_counter(), 0
         code = self._code(mutant.build())
         findings = find_unfenced(code.program, describe(self.key))
