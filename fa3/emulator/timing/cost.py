@@ -78,17 +78,16 @@ class Cost:
     """[guide] Bytes per cycle at which a WGMMA reads operands in shared memory."""
     mma_start: float = 0.0
     """[fitted] For which the tensor cores stand still before the first WGMMA behind a `wgmma.fence`."""
-    under_gemm: float = 1.3
+    under_gemm: float = 1.45
     """[fitted] By how much other instructions slow down while the tensor cores work, whose accumulators go through the
     same register file. With 1.0 two warpgroups would be as good as three at head dim 64, which they are not."""
     mma_issue: float = 4.0
     """[assumed] Issue slots of one WGMMA: itself and the uniform instructions that build its descriptors (SASS: 3)."""
     mma_latency: float = 60.0
     """[fitted] From the last WGMMA leaving the tensor cores to the first instruction behind the wait."""
-    mma_queue: int = 1
-    """[fitted] WGMMAs that a warpgroup may have in flight before issuing another one makes it wait. With 1 the forward
-    with and without overlap and ping-pong compares as measured (benchmarks/results/h200-ablation.json); with many in
-    flight Algorithm 2 would run at the tensor cores' peak at head dim 128."""
+    mma_queue: int = 2
+    """[fitted] WGMMAs that a warpgroup may have in flight before issuing another one makes it wait. With many in flight
+    Algorithm 2 would run at the tensor cores' peak at head dim 128, which it does not."""
 
     # ---- waiting and waking
     wait_hit: float = 20.0
@@ -128,7 +127,7 @@ class Cost:
     """[H200] Cycles per 128 bytes stored by threads, about 64 B a cycle into the L2."""
 
     # ---- a launch
-    launch: float = 1500.0
+    launch: float = 5000.0
     """[fitted] Of a whole launch: before the first instruction of a CTA and after its last."""
 
     def mma_cycles(self, n: int, k: int, bits: int, registers: bool) -> float:

@@ -130,6 +130,36 @@ def test_bounds_depend_on_parameters_and_decide_something() -> None:
     ]
 
 
+WHILE = """
+  ld.param.b32 %r1, [k_param_0];
+  mov.u32 %r2, %ctaid.x;
+  .loc 1 7 1
+  setp.ge.s32 %p1, %r2, %r1;
+  @%p1 bra END;
+AGAIN:
+  .loc 1 8 1
+  add.s32 %r2, %r2, 1;
+  .loc 1 7 1
+  setp.lt.s32 %p2, %r2, %r1;
+  mov.b32 %r3, 0;
+  @%p2 bra AGAIN;
+END:
+"""
+
+
+def test_the_two_tests_of_a_while_are_moved_together() -> None:
+    """`while number < count` is tested in front of the loop and at its end."""
+    loop = assemble(WHILE, [np.int32(3)])
+    more, less = (m for m in mutants(loop) if m.operator.startswith("bound"))
+    for mutant, amount in ((more, "1"), (less, "-1")):
+        texts = [str(at) for at in mutant.build().statements if at.name in ("add", "setp")]
+        first, ge, step, last, lt = texts
+        assert step == "add.s32 %r2, %r2, 1"
+        assert ge.startswith("setp.ge") and lt.startswith("setp.lt")
+        assert [text.split(", ")[1:] for text in (first, last)] == [["%r1", amount]] * 2
+        assert mutant.build().labels["AGAIN@0"] == loop.labels["AGAIN@0"] + 1
+
+
 def test_the_bound_of_a_loop_is_about_its_barriers() -> None:
     fill = next(m for m in of("bound +1") if str(m.at) == "setp.lt.s32 %p6, %r12, %r5")
     opcodes = {PROGRAM.statements[i].opcode.split(".")[1] for i in fill.anchors}

@@ -10,8 +10,8 @@ from fa3.emulator.timing.ops import Op
 from fa3.emulator.timing.timeline import Interval
 
 PLAIN = Cost(
-    issue=1.0, mma_queue=64, mma_start=0.0, under_gemm=1.0, mma_issue=1.0, mma_latency=0.0, wait_hit=0.0, wake=0.0, arrive=0.0, join=0.0, launch=0.0,
-    load_latency=100.0, load_bandwidth=64.0, copy_issue=0.0,
+    issue=1.0, mma_queue=64, mma_start=0.0, under_gemm=1.0, mma_issue=1.0, mma_latency=0.0, wait_hit=0.0, wake=0.0,
+    arrive=0.0, join=0.0, launch=0.0, load_latency=100.0, load_bandwidth=64.0, copy_issue=0.0,
 )  # fmt: skip
 """Nothing costs anything but the units themselves, so that a test can say what must come out."""
 
