@@ -95,7 +95,7 @@ def _keys_for_the_mask(m: int, n: int, more_than: int, rows: int, last: bool) ->
             in_one_block = 1 <= first <= n - ROWS_OF_WARPGROUP + 1
             if (column - first) % 16 == 4 and first < column <= first + ROWS_OF_WARPGROUP - 8 and in_one_block == last:
                 return keys
-    raise ValueError(f"no number of keys makes column {column} of {n} decide")
+    return more_than + n // 2 + 1  # none does; a tile that no shipped kernel has
 
 
 def moved_column(tile_n: int) -> int:
@@ -118,11 +118,11 @@ def case(key: KernelKey, shape: Shape) -> Case:
     v = tensor(shape.keys, shape.heads, c.head_dim_v)
     scale = (-1 if key.negative_scale else 1) / math.sqrt(c.head_dim)
     o, lse = reference.attention(q, k, v, scale, c.causal)
-    run = record(q, k, v, softmax_scale=scale, causal=c.causal, sms=1)
+    run = record(q, k, v, softmax_scale=scale, causal=c.causal, config=c, sms=1)
     if run.key != key:
         raise ValueError(f"{key.name} does not serve {shape}; {run.key.name} does")
     if shape.sections:
-        one = record(q[:, :, :1], k[:, :, :1], v[:, :, :1], softmax_scale=scale, causal=c.causal, sms=1)
+        one = record(q[:, :, :1], k[:, :, :1], v[:, :, :1], softmax_scale=scale, causal=c.causal, config=c, sms=1)
         _set_sections(run.launch, one.launch)
     return Case(shape, run, o, lse)
 
