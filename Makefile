@@ -20,7 +20,7 @@ READY := $(VENV)/.ready
 help:  ## show this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 
-demo: $(READY)  ## with a Hopper GPU: run, compare, time. Without: compile for one and print the inspection
+demo: $(READY)  ## with a Hopper GPU: run, compare, time. Without: run on the emulator, check, draw, inspect
 	$(PY) -m fa3.demo
 
 test: lint  ## everything that this machine can check: lint, types, unit, compile, notebooks; GPU tests where there is one

@@ -10,6 +10,7 @@ its checkers found. Exit status: 0 nothing, 1 findings, 2 it could not be run.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 import time
@@ -95,7 +96,7 @@ def run_timeline(args: argparse.Namespace) -> int:
 
     key = key_of(args)
     blocks = max(1, round(args.keys / key.config.tile_n))
-    timeline = replay(predict.emulate_tiles(key, blocks, tiles=1))
+    timeline = dataclasses.replace(replay(predict.emulate_tiles(key, blocks, tiles=1)), kernel=key.name)
     print(timeline.summary())
     if args.out:
         draw.save(timeline, args.out)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fa3.emulator import tma, wgmma
 from fa3.emulator.blocks import Code
 from fa3.emulator.cta import Cta
-from fa3.emulator.faults import Fault
+from fa3.emulator.faults import Fault, Unsupported
 from fa3.emulator.memory import SHARED_BASE, Global
 from fa3.emulator.observe import Observer
 from fa3.emulator.operands import DTYPES
@@ -56,6 +56,8 @@ class Machine:
         observers: Sequence[Observer] = (),
         resident: int = 4,
     ) -> None:
+        if launch.cluster != (1, 1, 1):
+            raise Unsupported(f"clusters are not emulated; this launch has clusters of {launch.cluster} CTAs")
         self.code, self.program, self.launch = code, code.program, launch
         self.policy = make_policy(policy, seed)
         self.observers = tuple(observers)

@@ -89,8 +89,7 @@ class Kernel:
     @cached_property
     def places(self) -> Places:
         edges = {index: frozenset(found) for index, found in self.trace.edges.items()}
-        roles = {index: frozenset(found) for index, found in self.trace.roles.items()}
-        return Places(self.program.statements, edges, roles)
+        return Places(self.program.statements, edges)
 
     def findings(
         self,

@@ -9,13 +9,13 @@ line if one of its two parties names
       a bound): who waits at the barrier where an arrival is missing, what reads the stage whose wait is missing;
 
 and if the finding names an edge as its subject ("k", "turn") and not the statement's own line, that edge must be one
-of them, too. That a role has no setmaxnreg at all is said at the first line of the kernel; then the role must be right.
+of them, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -41,8 +41,6 @@ class Places:
     statements: Sequence[Statement]
     edges: dict[int, frozenset[str]]
     """Statement (index) -> its edges."""
-    roles: dict[int, frozenset[str]] = field(default_factory=dict)
-    """setmaxnreg (index) -> the roles that execute it."""
 
     @cached_property
     def all_edges(self) -> frozenset[str]:
@@ -68,14 +66,10 @@ class Places:
         lines, edges = self.lines_of(mutant), self.edges_of(mutant)
         kind = [finding for finding in findings if finding.kind in mutant.kinds]
         others = self.all_edges - edges if edges else frozenset()
-        right = [finding for finding in kind if _is_there(finding, lines, others) or self._is_of_role(finding, mutant)]
+        right = [finding for finding in kind if _is_there(finding, lines, others)]
         if right:
             return CAUGHT, right[0]
         return (OTHER_LINE, kind[0]) if kind else (OTHER_KIND, findings[0])
-
-    def _is_of_role(self, finding: Finding, mutant: Mutant) -> bool:
-        first = line_of(self.statements[0])
-        return finding.at.line_of_source == first and finding.at.role in self.roles.get(mutant.index, ())
 
 
 def line_of(at: Statement) -> Line:

@@ -1,8 +1,9 @@
 """What each statement of a kernel has to do with: its edges, as an unchanged run shows them.
 
 An edge is what two parties share: a ring ("k": its barriers, its stages, the copies that fill them and the GEMMs that
-read them), an event of named barriers ("turn", "rows", "the"), a buffer ("o"), the CTA's registers ("registers": the
-setmaxnreg of all roles), and the WGMMAs that are guarded together ("S" with all that touches its group).
+read them), an event of named barriers ("turn", "rows"), a buffer ("o"), the CTA's registers ("registers": the
+setmaxnreg of all roles), or a batch of WGMMA ("batch 70", by the index of its fence) with the statements that fence it,
+commit it and wait for it.
 """
 
 from __future__ import annotations
@@ -29,13 +30,11 @@ SAME = {"tiles": "tile"}
 
 
 class Trace(Observer):
-    """`edges`: statement (index) -> names of edges; `roles`: who executed a setmaxnreg, which has none; `reached`: the
-    statements that were executed."""
+    """`edges`: statement (index) -> names of edges; `reached`: the statements that were executed."""
 
     def __init__(self, names: Names) -> None:
         self.names = names
         self.edges: defaultdict[int, set[str]] = defaultdict(set)
-        self.roles: defaultdict[int, set[str]] = defaultdict(set)
         self.reached: set[int] = set()
         self._index: dict[int, int] = {}
         self._fence: dict[Warp, int] = {}
@@ -50,8 +49,6 @@ class Trace(Observer):
             self.reached.update(range(step.first, step.first + len(step.statements)))
         if step.kind == "setmaxnreg":
             self.edges[step.first].add("registers")
-        if step.kind == "setmaxnreg":
-            self.roles[step.first].add(self.names.role(warp.index))
         if step.kind == "bar.warp.sync" and warp in self._accessed:
             self.edges[step.first].update(self.edges[self._accessed[warp]])
 
