@@ -36,7 +36,4 @@ def test_every_row_has_the_error_of_its_predictions() -> None:
     assert "H200" in result["env"]["gpu"] and result["source"] == "ncu"
     assert kernels() <= result["kernels"].keys()
     for row in result["rows"]:
-        assert (
-            row["error"] == round(row["predicted"] / row["measured"] - 1, 4)
-            or abs(row["error"] - (row["predicted"] / row["measured"] - 1)) < 1e-3
-        ), row
+        assert abs(row["error"] - (row["predicted"] / row["measured"] - 1)) < 1e-3, row
