@@ -1,12 +1,11 @@
 """How good are the emulator's predictions? Cycles measured on a GPU beside those of `fa3.emulator.timing`.
 
-    python -m benchmarks.emulator_timing measure --out measured.json       on a GPU, half a minute
-    python -m benchmarks.emulator_timing compare measured.json --fit --out benchmarks/results/h200-emulator-timing.json
-
-or, where Nsight Compute may read the counters, in place of `measure`:
-
     <NCU> python -m benchmarks.emulator_timing launch --out cases.json > ncu.csv      (`launch --help` prints <NCU>)
     python -m benchmarks.emulator_timing parse ncu.csv cases.json --out measured.json
+    python -m benchmarks.emulator_timing compare measured.json --fit --out benchmarks/results/h200-emulator-timing.json
+
+Where Nsight Compute may not read the counters, `measure --out measured.json` takes the place of the first two, but its
+cycles are 4 to 20 % too many (`kernel_cycles.py` says why), so that nothing should be fitted to them.
 
 Every row of the table runs with one tile for each SM and 512 to 4096 keys, where nothing but the kernel's own timeline
 counts, and with several tiles; the row of head dim 128 also with its main loop and turns exchanged. A few heads of keys

@@ -50,7 +50,7 @@ class SubPartition:
             start = free if free > time else time
             self.free_at[pipe] = done = start + cycles * slower
             if pipe == MUFU:
-                self.mufu.add(Interval(start, done, "mufu"))
+                self.mufu.add(Interval(start, start + cycles, "mufu"))  # its work, which a slowdown does not add to
             if done > end:
                 end = done
         return end

@@ -5,7 +5,10 @@ A CTA's time is linear in its key blocks once its pipeline runs, so that
     one tile of n blocks      first + n * block
     each further tile         next + n * block
 
-and the three constants come from replays of one tile of 6 blocks, one of 12, and two of 6 in a row. Each is replayed in
+where a block counts for less if only some warpgroups see it (causal masks, the last query rows). What a GPU takes
+longer for each tile than its timeline is added (`Cost.tile`, `Cost.cut`).
+
+The three constants come from replays of one tile of 6 blocks, one of 12, and two of 6 in a row. Each is replayed in
 several grains (`Cost.chunk`), and the mean counts: how warpgroups fall into step with each other hangs on a few cycles,
 and can make some per cent of difference, which `Prediction.spread` states.
 
@@ -22,13 +25,14 @@ from __future__ import annotations
 import heapq
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 
-from fa3.config.types import ForwardConfig, KernelKey
+from fa3.config.types import ROWS_OF_WARPGROUP, ForwardConfig, KernelKey
 from fa3.emulator.timing.cost import Cost
 from fa3.emulator.timing.events import Trace
 from fa3.emulator.timing.recorder import Recorder
@@ -59,6 +63,18 @@ class Size:
             raise ValueError(f"{self}: all of them must be at least 1")
 
 
+class Tile(NamedTuple):
+    """What one tile has to do."""
+
+    blocks: int
+    """Key blocks that some of its rows see."""
+    work: float
+    """The same, averaged over its warpgroups: one that passes over a block leaves its share of the SM to the others.
+    Half of `blocks` at least, as one warpgroup alone cannot fill an SM."""
+    cut: bool
+    """Whether its last block reaches past the last key."""
+
+
 @dataclass(frozen=True)
 class TileTimes:
     """Cycles of a CTA by what it has to do."""
@@ -69,13 +85,18 @@ class TileTimes:
     """Each further tile, without its blocks."""
     block: float
     """Each key block."""
+    cut: float = 0.0
+    """Each tile whose last block is cut."""
     spread: float = 0.0
     """(largest - smallest) / mean of `block` over the grains."""
 
-    def cycles(self, tiles: Iterable[int]) -> float:
-        """Of a CTA that gets tiles of so many blocks one after the other."""
-        blocks = list(tiles)
-        return self.first + self.next * (len(blocks) - 1) + self.block * sum(blocks)
+    def of(self, tile: Tile) -> float:
+        """What a tile takes besides `first` or `next`."""
+        return self.block * tile.work + self.cut * tile.cut
+
+    def cycles(self, tiles: Sequence[Tile]) -> float:
+        """Of a CTA that gets these tiles one after the other."""
+        return self.first + self.next * (len(tiles) - 1) + sum(map(self.of, tiles))
 
 
 @dataclass(frozen=True)
@@ -120,24 +141,38 @@ def predict(kernel: KernelKey | ForwardConfig, size: Size, cost: Cost | None = N
     key = kernel if isinstance(kernel, KernelKey) else KernelKey(kernel, "bf16")
     cost = cost or Cost()
     config = key.config
-    tiles = tile_blocks(config, size)
+    tiles = tiles_of(config, size)
     cut = -size.seqlen_k % config.tile_n
-    times = tile_times(key, cost, cut)
+    times = tile_times(key, cost.with_constants(launch=0.0, tile=0.0, cut=0.0), cut)
+    times = replace(times, first=times.first + cost.tile, next=times.next + cost.tile, cut=cost.cut)
     cycles = cost.launch + _play(times, tiles, sms)
-    flops = 2 * sum(tiles) * config.tile_m * config.tile_n * (config.head_dim + config.head_dim_v)
+    blocks = sum(tile.blocks for tile in tiles)
+    flops = 2 * blocks * config.tile_m * config.tile_n * (config.head_dim + config.head_dim_v)
     peak = 2 * cost.mma_rate_16 * sms * cycles
     ctas = min(sms, len(tiles))
     timeline = replay(traces(key, cut)[1], cost)
-    return Prediction(key.name, size, cycles, times, len(tiles), sum(tiles), ctas, times.spread, flops / peak, timeline)
+    return Prediction(key.name, size, cycles, times, len(tiles), blocks, ctas, times.spread, flops / peak, timeline)
 
 
-def tile_blocks(config: ForwardConfig, size: Size) -> list[int]:
-    """Key blocks of every tile of a launch, the longest first."""
-    rows = range(0, size.seqlen_q, config.tile_m)
-    ends = [min(row + config.tile_m, size.seqlen_q) for row in rows]
-    keys = [size.seqlen_k + (end - size.seqlen_q if config.causal else 0) for end in ends]
-    each = [max(0, math.ceil(seen / config.tile_n)) for seen in keys]
+def tiles_of(config: ForwardConfig, size: Size) -> list[Tile]:
+    """The tiles of a launch, the longest first."""
+    last = math.ceil(size.seqlen_k / config.tile_n)
+    cut = size.seqlen_k % config.tile_n != 0
+    each = []
+    for row in range(0, size.seqlen_q, config.tile_m):
+        blocks = [_seen(config, size, row + ROWS_OF_WARPGROUP * group) for group in range(config.math_warpgroups)]
+        work = max(statistics.fmean(blocks), max(blocks) / 2)
+        each.append(Tile(max(blocks), work, cut and max(blocks) == last))
     return sorted(each * (size.batch * size.heads), reverse=True)
+
+
+def _seen(config: ForwardConfig, size: Size, first_row: int) -> int:
+    """Key blocks that the warpgroup of these rows sees."""
+    if first_row >= size.seqlen_q:
+        return 0
+    last_row = min(first_row + ROWS_OF_WARPGROUP, size.seqlen_q) - 1
+    keys = size.seqlen_k + (last_row + 1 - size.seqlen_q if config.causal else 0)
+    return max(0, math.ceil(keys / config.tile_n))
 
 
 @lru_cache(maxsize=1024)
@@ -151,7 +186,8 @@ def tile_times(key: KernelKey, cost: Cost, cut: int = 0) -> TileTimes:
     few, two, block = (statistics.fmean(each) for each in zip(*found, strict=True))
     blocks = [each for _, _, each in found]
     spread = (max(blocks) - min(blocks)) / block
-    return TileTimes(few - FEW * block, two - few - FEW * block, block, spread)
+    (tile,) = tiles_of(key.config, Size(1, 1, key.config.tile_m, FEW * key.config.tile_n - cut))
+    return TileTimes(few - tile.work * block, two - few - tile.work * block, block, spread=spread)
 
 
 @lru_cache(maxsize=64)
@@ -181,10 +217,10 @@ def emulate_tiles(key: KernelKey, blocks: int, tiles: int, cut: int = 0) -> Trac
     return recorder.traces[0]
 
 
-def _play(times: TileTimes, tiles: list[int], sms: int) -> float:
+def _play(times: TileTimes, tiles: Sequence[Tile], sms: int) -> float:
     """When the last SM is done, if who is free takes the next tile."""
-    ends = [times.cycles([blocks]) for blocks in tiles[:sms]]
+    ends = [times.cycles([tile]) for tile in tiles[:sms]]
     heapq.heapify(ends)
-    for blocks in tiles[sms:]:
-        heapq.heapreplace(ends, ends[0] + times.next + times.block * blocks)
+    for tile in tiles[sms:]:
+        heapq.heapreplace(ends, ends[0] + times.next + times.of(tile))
     return max(ends)

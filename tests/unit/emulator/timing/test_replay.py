@@ -218,7 +218,9 @@ def test_a_slowdown_under_gemms_slows_only_what_runs_under_them():
     slow = PLAIN.with_constants(under_gemm=2.0)
     softmax = [math("mufu", 64)]
     assert replay(warpgroups(softmax), slow).end == replay(warpgroups(softmax), PLAIN).end
-    assert replay(warpgroups(gemm(64), softmax), slow).warps[8][-1].end > 1.7 * 512
+    timeline = replay(warpgroups(gemm(64), softmax), slow)
+    assert timeline.warps[8][-1].end > 1.7 * 512
+    assert timeline.busy("MUFU 0") == pytest.approx(512)  # slower, but not more work
 
 
 def test_a_group_of_wgmmas_begins_with_its_start():
