@@ -78,7 +78,7 @@ def flash_attn_func(
         causal: query i sees key j if and only if j <= i + Sk - Sq (aligned to the bottom right corner).
         window_size: (left, right). Only windows that hide the same keys as `causal` does, or none; -1 is no bound.
         softcap: only 0.0, no cap.
-        deterministic: the forward pass always is.
+        deterministic: gradients are bit-identical from run to run; slower. The forward always is.
         return_lse: also return LSE.
 
     Returns:
@@ -94,11 +94,11 @@ def flash_attn_func(
     "fa3"), and kept on disk (`fa3.cache`). `fa3.explain` says in advance what a call would run.
     """
     if torch.compiler.is_compiling() or not _is_plain(q, k, v):
-        o, lse = _through_op(q, k, v, softmax_scale, causal, window_size, softcap)
+        o, lse = _through_op(q, k, v, softmax_scale, causal, window_size, softcap, deterministic)
     else:
         plan = launch.plan(q, k, v, softmax_scale, causal, window_size, softcap)
         if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-            o, lse = ops.Attention.apply(q, k, v, plan)
+            o, lse = ops.Attention.apply(q, k, v, plan, deterministic)
         else:
             o, lse = plan.run(q, k, v)
     return (o, lse) if return_lse else o
@@ -116,7 +116,14 @@ def _is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 
 def _through_op(
-    q: Tensor, k: Tensor, v: Tensor, softmax_scale: Any, causal: Any, window_size: Any, softcap: Any
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    softmax_scale: Any,
+    causal: Any,
+    window_size: Any,
+    softcap: Any,
+    deterministic: bool,
 ) -> tuple[Tensor, Tensor]:
     """The op checks the tensors too, in its fake and its implementation; the options that it lacks are checked here."""
     checks.check_tensors(q, k, v)
@@ -128,7 +135,7 @@ def _through_op(
         softmax_scale = 1.0 / math.sqrt(q.shape[3])
     else:
         checks.check_scale_type(softmax_scale)
-    return torch.ops.fa3.forward(q, k, v, softmax_scale, is_causal)
+    return torch.ops.fa3.forward(q, k, v, softmax_scale, is_causal, deterministic)
 
 
 # ------------------------------------------------------------------------------------------------ looking and preparing

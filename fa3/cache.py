@@ -37,7 +37,7 @@ from typing import Any
 
 import filelock
 
-from fa3.config.types import KernelKey
+from fa3.config.backward import AnyKey
 from fa3.errors import check_dsl
 
 log = logging.getLogger("fa3")
@@ -50,7 +50,7 @@ ARCH = "sm_90a"
 PACKAGE = Path(__file__).parent
 SOURCES = ("kernels", "pipeline", "layouts", "config", "compile.py")
 """What a kernel's code comes from, relative to the package."""
-NOT_SOURCES = ("config/table.py", "layouts/draw.py", "pipeline/draw.py", "pipeline/model/")
+NOT_SOURCES = ("config/table.py", "config/backward_table.py", "layouts/draw.py", "pipeline/draw.py", "pipeline/model/")
 """The table only chooses a key, and the key is in the file: tuning one row leaves the others valid. Pictures and the
 models of the tests are no part of a kernel."""
 
@@ -101,7 +101,7 @@ is not stored (see `store`)."""
 
 
 # ------------------------------------------------------------------------------------------------ files
-def find(key: KernelKey, root: Path | None) -> Path | None:
+def find(key: AnyKey, root: Path | None) -> Path | None:
     """The intact file of this kernel under `root`, or None."""
     if root is None:
         return None
@@ -114,7 +114,7 @@ def find(key: KernelKey, root: Path | None) -> Path | None:
     return None
 
 
-def store(compiled: Any, key: KernelKey, root: Path, linker: Linker | None = None) -> Path:
+def store(compiled: Any, key: AnyKey, root: Path, linker: Linker | None = None) -> Path:
     """Writes a compiled kernel (what `fa3.compile.compile_kernel` returns) under `root`; returns its file.
 
     `linker` takes the place of `link`. OSError if the disk does not take the file, or if the kernel may have been
@@ -162,14 +162,14 @@ def _which(name: str | None) -> str | None:
     return shutil.which(name) if name else None
 
 
-def _seal(body: bytes, key: KernelKey) -> bytes:
+def _seal(body: bytes, key: AnyKey) -> bytes:
     """What follows the object in a file: the key, its length, a digest of everything so far, a magic word."""
     text = _key_text(key)
     tail = text + len(text).to_bytes(8, "little")
     return tail + hashlib.sha256(body + tail).digest() + _MAGIC
 
 
-def _is_intact(file: Path, key: KernelKey) -> bool:
+def _is_intact(file: Path, key: AnyKey) -> bool:
     try:
         content = file.read_bytes()
     except OSError:
@@ -179,12 +179,12 @@ def _is_intact(file: Path, key: KernelKey) -> bool:
     return bool(body) and content[-seal_bytes:] == _seal(body, key)
 
 
-def _key_text(key: KernelKey) -> bytes:
+def _key_text(key: AnyKey) -> bytes:
     return json.dumps(key.as_dict(), sort_keys=True).encode()
 
 
 @contextlib.contextmanager
-def lock(key: KernelKey, root: Path) -> Iterator[None]:
+def lock(key: AnyKey, root: Path) -> Iterator[None]:
     """One process at a time for this kernel. Where locks do not work, or take too long, everybody goes ahead: that
     costs a second compilation, and the files stay right."""
     home = root / validity()
@@ -198,7 +198,7 @@ def lock(key: KernelKey, root: Path) -> Iterator[None]:
 
 
 # ------------------------------------------------------------------------------------------------ loading
-def load(file: Path, key: KernelKey) -> Kernel:
+def load(file: Path, key: AnyKey) -> Kernel:
     """The kernel in a file that `find` or `store` returned."""
     if file.suffix == ".o":
         os.environ.setdefault("CUTE_DSL_ARCH", ARCH)

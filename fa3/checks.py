@@ -144,6 +144,38 @@ def _legal_stride(name: str, dim: int, size: int, stride: int, head_dim: int) ->
     )
 
 
+def for_tma(gradient: Tensor) -> Tensor:
+    """A gradient as TMA can take it: itself, or a contiguous copy. Autograd makes them with any strides, also of 0."""
+    strides = [stride for stride, size in zip(gradient.stride()[:3], gradient.shape[:3], strict=True) if size > 1]
+    fits = all(0 < stride * ITEM_BYTES < TMA_STRIDE_LIMIT and stride % 8 == 0 for stride in strides)
+    if fits and gradient.stride(3) == 1 and gradient.data_ptr() % TMA_ALIGN == 0 and len(strides) == 3:
+        return gradient
+    if gradient.is_contiguous() and gradient.data_ptr() % TMA_ALIGN == 0:
+        return gradient.as_strided(gradient.shape, _contiguous_strides(gradient.shape))
+    return torch.empty(gradient.shape, dtype=gradient.dtype, device=gradient.device).copy_(gradient)
+
+
+def _contiguous_strides(shape: tuple[int, ...]) -> Strides:
+    return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
+
+
+def check_gradients(
+    do: Tensor, o: Tensor, lse: Tensor, dlse: Tensor | None, o_shape: Strides, lse_shape: Strides, q: Tensor
+) -> None:
+    """What the backward gets besides q, k and v: shapes, dtypes and devices."""
+    wanted = [("do", do, o_shape, q.dtype), ("o", o, o_shape, q.dtype), ("lse", lse, lse_shape, torch.float32)]
+    if dlse is not None:
+        wanted.append(("dlse", dlse, lse_shape, torch.float32))
+    for name, tensor, shape, dtype in wanted:
+        _check_kind(name, tensor)
+        if tuple(tensor.shape) != tuple(shape):
+            raise ValueError(f"fa3: {name} has shape {_shape(tensor)}; {tuple(shape)} is wanted")
+        if tensor.dtype != dtype:
+            raise TypeError(f"fa3: {name} has dtype {tensor.dtype}; {dtype} is wanted")
+        if tensor.device != q.device:
+            raise ValueError(f"fa3: {name} is on {tensor.device}, but q is on {q.device}")
+
+
 def check_device(q: Tensor, k: Tensor, v: Tensor) -> None:
     """One device for all three, and a Hopper GPU."""
     for name, tensor in (("q", q), ("k", k), ("v", v)):

@@ -15,9 +15,9 @@ DSL_RANGE = ">=4.8.1,<4.9"
 """The tested versions; the same text stands in pyproject.toml."""
 _DSL_FIRST, _DSL_BEYOND = (4, 8, 1), (4, 9, 0)
 
-NO_BACKWARD = (
-    "fa3: the backward pass is not in this version. Detach q, k and v (or call under torch.no_grad()) to use the "
-    "forward alone, or train with torch.nn.functional.scaled_dot_product_attention."
+NO_SECOND_DERIVATIVE = (
+    "fa3: second derivatives are not supported: the gradients of q, k and v cannot be differentiated again. Use "
+    "torch.nn.functional.scaled_dot_product_attention with the math backend where you need them."
 )
 NO_FORWARD_MODE = "fa3: forward-mode differentiation (jvp, dual tensors) of q, k or v is not supported."
 

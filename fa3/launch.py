@@ -25,6 +25,7 @@ from torch import Tensor
 from fa3 import backends, cache, checks, counters
 from fa3.cache import Kernel
 from fa3.checks import Strides
+from fa3.config.backward import AnyKey
 from fa3.config.table import forward_key
 from fa3.config.types import KernelKey
 from fa3.errors import LaunchError
@@ -39,11 +40,11 @@ MAX_PLANS = 4096
 
 
 # ------------------------------------------------------------------------------------------------ kernels
-_kernels: dict[KernelKey, Kernel] = {}
+_kernels: dict[AnyKey, Kernel] = {}
 _compiling = threading.RLock()
 
 
-def kernel(key: KernelKey) -> Kernel:
+def kernel(key: AnyKey) -> Kernel:
     """The compiled kernel: from memory, else from disk, else compiled now."""
     found = _kernels.get(key)
     if found is None:
@@ -54,7 +55,7 @@ def kernel(key: KernelKey) -> Kernel:
     return found
 
 
-def where(key: KernelKey) -> tuple[str, Path | None]:
+def where(key: AnyKey) -> tuple[str, Path | None]:
     """What `kernel` would do now: "loaded", "prebuilt" or "on disk" with the file, or "to be compiled"."""
     if key in _kernels:
         return "loaded", None
@@ -64,7 +65,7 @@ def where(key: KernelKey) -> tuple[str, Path | None]:
     return "to be compiled", None
 
 
-def _from_disk(key: KernelKey) -> Kernel | None:
+def _from_disk(key: AnyKey) -> Kernel | None:
     _, file = where(key)
     if file is None:
         return None
@@ -75,7 +76,7 @@ def _from_disk(key: KernelKey) -> Kernel | None:
         return None
 
 
-def _compile_and_keep(key: KernelKey) -> Kernel:
+def _compile_and_keep(key: AnyKey) -> Kernel:
     root = cache.folder()
     if root is None:
         return _compile(key, "FA3_DISK_CACHE is off", "not stored")
@@ -88,7 +89,7 @@ def _compile_and_keep(key: KernelKey) -> Kernel:
         return _compile(key, f"the disk cache cannot be used: {error}", "not stored")
 
 
-def compile_to_disk(key: KernelKey, root: Path) -> Path:
+def compile_to_disk(key: AnyKey, root: Path) -> Path:
     """Compiles a kernel and stores it under `root`; returns the file."""
     start = time.perf_counter()
     compiled = importlib.import_module("fa3.compile").compile_kernel(key)
@@ -99,7 +100,7 @@ def compile_to_disk(key: KernelKey, root: Path) -> Path:
     return file
 
 
-def _compile(key: KernelKey, why: str, stored: str) -> Kernel:
+def _compile(key: AnyKey, why: str, stored: str) -> Kernel:
     cache.check_dsl()
     start = time.perf_counter()
     compiled = importlib.import_module("fa3.compile").compile_kernel(key)
@@ -107,7 +108,7 @@ def _compile(key: KernelKey, why: str, stored: str) -> Kernel:
     return compiled
 
 
-def _log_compilation(key: KernelKey, why: str, seconds: float, stored: str) -> None:
+def _log_compilation(key: AnyKey, why: str, seconds: float, stored: str) -> None:
     log.info("compiled %s in %.1f s (%s; %s)", key.name, seconds, why, stored)
 
 

@@ -1,9 +1,10 @@
 """The torch.library ops, for callers that must see the call as a graph node: torch.compile, torch.export, functorch.
 
-    fa3::forward (q, k, v, softmax_scale, causal) -> (o, lse)
-    fa3::backward(do, q, k, v, o, lse, softmax_scale, causal) -> (dq, dk, dv)       raises: not in this version
+    fa3::forward (q, k, v, softmax_scale, causal, deterministic) -> (o, lse)
+    fa3::backward(do, q, k, v, o, lse, dlse, softmax_scale, causal, deterministic) -> (dq, dk, dv)
 
-`Attention` is the same for eager autograd, without the dispatcher's cost.
+`deterministic` says how the backward adds up dQ; the forward takes it along. `dlse`, the gradient of LSE, may be None.
+`Attention` is the same for eager autograd, without the dispatcher's cost. There are no second derivatives.
 """
 
 from __future__ import annotations
@@ -13,28 +14,34 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fa3 import checks, launch
-from fa3.errors import NO_BACKWARD
+from fa3 import checks, launch, launch_backward
+from fa3.errors import NO_SECOND_DERIVATIVE
 
 _library = torch.library.Library("fa3", "DEF")
 # The kernels read strided inputs in place; without the tag a compiler may hand over other strides than it was given.
 _tags = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 _library.define(
-    "forward(Tensor q, Tensor k, Tensor v, float softmax_scale, bool causal) -> (Tensor o, Tensor lse)", tags=_tags
+    "forward(Tensor q, Tensor k, Tensor v, float softmax_scale, bool causal, bool deterministic=False)"
+    " -> (Tensor o, Tensor lse)",
+    tags=_tags,
 )
 _library.define(
-    "backward(Tensor do, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, float softmax_scale, bool causal)"
-    " -> (Tensor dq, Tensor dk, Tensor dv)",
+    "backward(Tensor do, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor? dlse, float softmax_scale,"
+    " bool causal, bool deterministic=False) -> (Tensor dq, Tensor dk, Tensor dv)",
     tags=_tags,
 )
 
 
 # ------------------------------------------------------------------------------------------------ forward
-def _forward(q: Tensor, k: Tensor, v: Tensor, softmax_scale: float, causal: bool) -> tuple[Tensor, Tensor]:
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, softmax_scale: float, causal: bool, deterministic: bool = False
+) -> tuple[Tensor, Tensor]:
     return launch.plan(q, k, v, softmax_scale, causal).run(q, k, v)
 
 
-def _forward_fake(q: Tensor, k: Tensor, v: Tensor, softmax_scale: float, causal: bool) -> tuple[Tensor, Tensor]:
+def _forward_fake(
+    q: Tensor, k: Tensor, v: Tensor, softmax_scale: float, causal: bool, deterministic: bool = False
+) -> tuple[Tensor, Tensor]:
     checks.check_tensors(q, k, v)
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         checks.legal_strides(name, tensor)
@@ -48,12 +55,24 @@ torch.library.register_fake("fa3::forward", _forward_fake, lib=_library)
 
 
 # ------------------------------------------------------------------------------------------------ backward
-def _backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, *options: Any) -> Any:
-    raise NotImplementedError(NO_BACKWARD)
+def _backward(
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    dlse: Tensor | None,
+    softmax_scale: float,
+    causal: bool,
+    deterministic: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    plan = launch_backward.plan(do, q, k, v, o, lse, dlse, softmax_scale, causal, deterministic)
+    return plan.run(do, q, k, v, o, lse, dlse)
 
 
-def _backward_fake(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, *options: Any) -> Any:
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+def _backward_fake(do: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
 _library.impl("backward", _backward, "CUDA")
@@ -63,29 +82,60 @@ torch.library.register_fake("fa3::backward", _backward_fake, lib=_library)
 
 # ------------------------------------------------------------------------------------------------ autograd
 class Attention(torch.autograd.Function):
-    """Eager autograd over a plan: forward(q, k, v, plan) -> (o, lse)."""
+    """Eager autograd over a plan: forward(q, k, v, plan, deterministic) -> (o, lse)."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, plan: launch.Plan) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, plan: launch.Plan, deterministic: bool = False
+    ) -> tuple[Tensor, Tensor]:
         o, lse = plan.run(q, k, v)
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(q, k, v, o, lse)
-        ctx.options = plan.softmax_scale, plan.causal
+        ctx.options = plan.softmax_scale, plan.causal, deterministic
         return o, lse
 
     @staticmethod
-    def backward(ctx: Any, do: Tensor, dlse: Tensor) -> Any:
-        return *torch.ops.fa3.backward(do, *ctx.saved_tensors, *ctx.options), None
+    def backward(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> Any:
+        return *_gradients(ctx, do, dlse), None, None
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     q, k, v, *options = inputs
+    ctx.set_materialize_grads(False)
     ctx.save_for_backward(q, k, v, *output)
     ctx.options = options
 
 
-def _gradient(ctx: Any, do: Tensor, dlse: Tensor) -> Any:
-    """A gradient of LSE is not looked at: `backward` refuses everything until it is there."""
-    return *torch.ops.fa3.backward(do, *ctx.saved_tensors, *ctx.options), None, None
+def _of_op(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> Any:
+    return *_gradients(ctx, do, dlse), None, None, None
 
 
-torch.library.register_autograd("fa3::forward", _gradient, setup_context=_setup, lib=_library)
+def _gradients(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> Any:
+    """Those of (q, k, v) that are asked for, else None."""
+    if do is None and dlse is None:
+        return None, None, None
+    q, k, v, o, lse = ctx.saved_tensors
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (do, dlse)):
+        raise NotImplementedError(NO_SECOND_DERIVATIVE)
+    if do is None:
+        do = torch.zeros_like(o)
+    with torch.no_grad():
+        found = torch.ops.fa3.backward(do, q, k, v, o, lse, dlse, *ctx.options)
+    if torch.is_grad_enabled():
+        found = tuple(_Once.apply(gradient, q) for gradient in found)
+    return tuple(gradient if wanted else None for gradient, wanted in zip(found, ctx.needs_input_grad, strict=False))
+
+
+class _Once(torch.autograd.Function):
+    """Marks a gradient that was asked for with create_graph: it depends on the inputs, but not differentiably here."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, source: Tensor) -> Tensor:
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        raise NotImplementedError(NO_SECOND_DERIVATIVE)
+
+
+torch.library.register_autograd("fa3::forward", _of_op, setup_context=_setup, lib=_library)

@@ -81,3 +81,50 @@ def _rows(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float) -> tuple[
 
 def _slices(length: int, step: int) -> list[slice]:
     return [slice(at, min(at + step, length)) for at in range(0, length, step)]
+
+
+def gradients(
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    dlse: Tensor | None = None,
+    dtype: torch.dtype = torch.float64,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(dQ, dK, dV) of `attention` for the gradient `do` (B, Sq, Hq, Dv) of O and, if given, `dlse` (B, Hq, Sq) of LSE.
+
+        dV = P^T dO,   dP = dO V^T,   dS = P * (dP - rowsum(dO * O) + dLSE),   dQ = scale * dS K,   dK = scale * dS^T Q
+
+    dK and dV are sums over the query heads of a group. A query without a key and a key without a query have gradients
+    of 0, exactly. All scores of a head are held at once.
+    """
+    group = q.shape[2] // max(k.shape[2], 1)
+    scale = 1.0 / math.sqrt(q.shape[3]) if softmax_scale is None else float(softmax_scale)
+    dq, dk, dv = (torch.zeros(t.shape, dtype=dtype, device=t.device) for t in (q, k, v))
+    if not k.shape[1]:
+        return dq, dk, dv
+    seen = visible(q.shape[1], k.shape[1], causal, device=q.device)
+    for batch in range(q.shape[0]):
+        for head in range(q.shape[2]):
+            kv = head // group
+            qh, doh = (t[batch, :, head].to(dtype) for t in (q, do))
+            kh, vh = (t[batch, :, kv].to(dtype) for t in (k, v))
+            p = _probabilities(qh @ kh.mT * scale, seen)
+            delta = (doh * (p @ vh)).sum(-1, keepdim=True)
+            if dlse is not None:
+                delta = delta - dlse[batch, head, :, None].to(dtype)
+            ds = p * (doh @ vh.mT - delta)
+            dq[batch, :, head] = scale * ds @ kh
+            dk[batch, :, kv] += scale * ds.mT @ qh
+            dv[batch, :, kv] += p.mT @ doh
+    return dq, dk, dv
+
+
+def _probabilities(s: Tensor, seen: Tensor) -> Tensor:
+    s = s.masked_fill(~seen, -math.inf)
+    row_max = s.amax(-1, keepdim=True)
+    p = torch.exp(s - torch.where(row_max > -math.inf, row_max, 0.0))
+    row_sum = p.sum(-1, keepdim=True)
+    return p / torch.where(row_sum > 0, row_sum, 1.0)

@@ -21,7 +21,7 @@ from pathlib import Path
 import tvm_ffi.libinfo
 
 from fa3 import cache
-from fa3.config.types import KernelKey
+from fa3.config.backward import AnyKey
 from fa3.emulator.host import HostCode
 
 log = logging.getLogger("fa3")
@@ -31,11 +31,11 @@ FLAGS = ("-O1", "-fPIC", "-Wl,-Bsymbolic", "-Wl,-z,defs")
 """-Bsymbolic: the object finds the shim's functions, not the CUDA runtime's, whatever else the process has loaded.
 -z defs: a function that nobody defines is an error of the linker, not of the first call."""
 
-_loaded: dict[KernelKey, HostCode] = {}
+_loaded: dict[AnyKey, HostCode] = {}
 _lock = threading.RLock()
 
 
-def host_code(key: KernelKey) -> HostCode:
+def host_code(key: AnyKey) -> HostCode:
     """The host code and PTX of a kernel: from memory, else from disk, else compiled now.
 
     RuntimeError if there is no C compiler, or if the host code calls what `shim.c` does not answer. ImportError without
@@ -57,7 +57,7 @@ def root() -> Path | None:
     return folder / f"emulator-{digest}" if folder else None
 
 
-def _from_disk(key: KernelKey) -> HostCode | None:
+def _from_disk(key: AnyKey) -> HostCode | None:
     """Found there, or compiled and put there. None, with a warning, if the disk does not serve."""
     home = root()
     if home is None:
@@ -73,7 +73,7 @@ def _from_disk(key: KernelKey) -> HostCode | None:
         return None
 
 
-def _store(key: KernelKey, home: Path) -> Path:
+def _store(key: AnyKey, home: Path) -> Path:
     start = time.perf_counter()
     compiled, ptx = importlib.import_module("fa3.compile").compile_with_ptx(key)
     file = cache.store(compiled, key, home, partial(_link, ptx=ptx))
@@ -81,7 +81,7 @@ def _store(key: KernelKey, home: Path) -> Path:
     return file
 
 
-def _temporary(key: KernelKey) -> HostCode:
+def _temporary(key: AnyKey) -> HostCode:
     """Compiled for this process only. A loaded file may be deleted."""
     cache.check_dsl()
     start = time.perf_counter()

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import Tensor
 
-from fa3 import backends, launch
+from fa3 import backends, launch, launch_backward
 from fa3.checks import Strides
+from fa3.config.backward import AnyKey
 from fa3.config.types import ForwardConfig, KernelKey
 from fa3.emulator.artefacts import host_code
 from fa3.emulator.faults import Fault
@@ -32,16 +33,42 @@ if TYPE_CHECKING:
     from fa3.emulator.check import Finding
     from fa3.emulator.machine import Machine
 
-ARGUMENTS = ("q", "k", "v", "o", "lse", "counters", "slot", "scale_log2", "sm_count")
-"""What `fa3.launch.Launch.run` passes to a forward kernel."""
-WRITTEN = ("o", "lse", "counters")
+
+@dataclass(frozen=True)
+class Signature:
+    """What `fa3.launch` and `fa3.launch_backward` pass to a kernel, in order, and which of it the kernel writes."""
+
+    arguments: tuple[str, ...]
+    written: tuple[str, ...]
+    sums: tuple[str, ...] = ()
+    """Those that it only adds to: they start as 0."""
+
+    @classmethod
+    def of(cls, key: AnyKey) -> Signature:
+        return SIGNATURES[getattr(key, "part", "forward")]
+
+
+SIGNATURES = {
+    "forward": Signature(
+        ("q", "k", "v", "o", "lse", "counters", "slot", "scale_log2", "sm_count"), ("o", "lse", "counters")
+    ),
+    "backward_prepare": Signature(
+        ("o", "do", "lse", "dlse", "lse_log2", "delta", "dq_accum", "turns"), ("lse_log2", "delta", "dq_accum", "turns")
+    ),
+    "backward": Signature(
+        ("q", "k", "v", "do", "lse_log2", "delta", "dq_accum", "turns", "dk", "dv", "scale_log2", "scale"),
+        ("dq_accum", "turns", "dk", "dv"),
+        ("dq_accum",),
+    ),
+    "backward_finish": Signature(("dq_accum", "dq", "scale"), ("dq",)),
+}
 
 
 @dataclass
 class KernelRun:
     """One launch on the emulated GPU."""
 
-    key: KernelKey
+    key: AnyKey
     host: HostCode
     launch: Launch
     sms: int
@@ -68,9 +95,11 @@ class KernelRun:
         observers: Sequence[Observer] = (),
     ) -> Machine:
         """Executes the launch, again or for the first time, on its own tensors (`launch.tensors`). Outputs start as NaN
-        and counters as 0. `program` takes the place of the kernel's."""
+        and counters and sums as 0. `program` takes the place of the kernel's."""
         for allocation in self.launch.allocations:
-            if allocation.writable:
+            if allocation.name in Signature.of(self.key).sums:
+                self.launch.tensors[allocation.name].zero_()
+            elif allocation.writable:
                 _poison(self.launch.tensors[allocation.name])
         return self._execute(program or self.host.code, policy, seed, observers)
 
@@ -104,6 +133,14 @@ class Emulation:
         """The plan of one call on CPU tensors; its kernel is compiled if need be."""
         kernel = _Kernel(self.key(problem), self)
         return _EmulatedLaunch(problem, kernel, torch.device("cpu"), views, _Gpu(self.sms), _poisoned)
+
+    def backward_plan(
+        self, problem: launch_backward.Problem, views: list[Strides | None]
+    ) -> launch_backward.BackwardPlan:
+        """The plan of the backward of one call on CPU tensors."""
+        kernels = tuple(_Kernel(key, self) for key in problem.keys)
+        gpu = _Gpu(self.sms)
+        return _EmulatedBackward(problem, kernels, torch.device("cpu"), views, gpu, _poisoned)
 
     def key(self, problem: launch.Problem) -> KernelKey:
         """Which kernel serves the problem."""
@@ -212,15 +249,16 @@ def of_environment() -> Emulation:
 class _Kernel:
     """What `fa3.launch.Launch` calls in place of a compiled kernel."""
 
-    def __init__(self, key: KernelKey, emulation: Emulation) -> None:
+    def __init__(self, key: AnyKey, emulation: Emulation) -> None:
         self.key, self.emulation = key, emulation
         self.host = host_code(key)
 
     def __call__(self, *arguments: Any) -> None:
-        named = dict(zip(ARGUMENTS, arguments, strict=True))
-        for captured in self.host.capture(named, WRITTEN):
+        signature = Signature.of(self.key)
+        named = dict(zip(signature.arguments, arguments, strict=True))
+        for captured in self.host.capture(named, signature.written):
             self.emulation.execute(KernelRun(self.key, self.host, captured, self.emulation.sms))
-        if named["counters"].any():
+        if "counters" in named and named["counters"].any():
             raise Fault("counter", f"{self.key.name} left its tile counter at {named['counters'].tolist()}, not at 0")
 
 
@@ -232,6 +270,13 @@ class _EmulatedLaunch(launch.Launch):
     def _failed(self, q: Tensor, k: Tensor, v: Tensor, error: Exception) -> NoReturn:
         if isinstance(error, LaunchError):
             super()._failed(q, k, v, error)
+        raise error
+
+
+class _EmulatedBackward(launch_backward.BackwardLaunch):
+    """Likewise, of a backward."""
+
+    def _failed(self, error: Exception) -> NoReturn:
         raise error
 
 
@@ -248,7 +293,11 @@ class _Gpu:
 
 
 def _poisoned(shape: Strides, strides: Strides, dtype: torch.dtype) -> Tensor:
-    return _poison(torch.empty_strided(shape, strides, dtype=dtype))
+    fresh = torch.empty_strided(shape, strides, dtype=dtype)
+    return _poison(fresh) if dtype.is_floating_point else fresh.fill_(GARBAGE)
+
+
+GARBAGE = 0x55555555
 
 
 def _poison(tensor: Tensor) -> Tensor:

@@ -67,6 +67,8 @@ class Machine:
         self.ctas: list[Cta] = []
         self.runnable: list[Warp] = []
         self.pending: list[Operation | Group] = []
+        self.pollers: list[Warp] = []
+        """Warps that look at global memory until somebody changes it."""
         self.executed = 0
         """Statements, summed over the warps."""
         self.numbers: dict[str, Any] = {}

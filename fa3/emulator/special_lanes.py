@@ -13,6 +13,8 @@ import numpy as np
 from fa3.emulator.faults import Fault
 from fa3.emulator.matrix import load_matrices, store_matrices
 from fa3.emulator.operands import BANK_VIEW, DTYPES, VIEWS, Operands, Source, parts, unsupported
+from fa3.emulator.program import Register
+from fa3.emulator.sync import PollWait
 from fa3.emulator.warp import LANES, Mask
 from fa3.sass.ptx_code import Statement
 
@@ -128,6 +130,8 @@ def _load(at: Statement, operands: Operands) -> Run:
     address = operands.address(at.operands[1], at)
     if len(registers) != count:
         raise unsupported(at)
+    if "acquire" in at.opcode.split("."):
+        return _poll(at, shared, address, registers, size)
 
     def run(warp: Warp, mask: Mask | None) -> None:
         raw = _gather(warp, at, shared, _active(address(warp), mask), size * count)
@@ -138,6 +142,27 @@ def _load(at: Statement, operands: Operands) -> Run:
                 target[:] = columns[:, i].astype(target.dtype)
             else:
                 target[mask] = columns[:, i].astype(target.dtype)
+
+    return run
+
+
+def _poll(at: Statement, shared: bool, address: Source, registers: list[Register], size: int) -> Run:
+    """`ld.acquire` of one lane. Who finds the same value a second time waits until global memory has been changed."""
+    if shared or len(registers) != 1 or size != 4:
+        raise unsupported(at)
+
+    def run(warp: Warp, mask: Mask | None) -> bool:
+        where = _active(address(warp), mask)
+        if len(where) != 1:
+            raise unsupported(at, "only one lane may poll")
+        value = int(_gather(warp, at, False, where, size).view(np.uint32)[0, 0])
+        if warp.polled == (int(where[0]), value):
+            warp.waiting = PollWait(*warp.polled)
+            warp.cta.machine.pollers.append(warp)
+            return True
+        warp.polled = int(where[0]), value
+        put(warp.views["u4"][registers[0].row], np.uint32(value), mask)
+        return False
 
     return run
 
@@ -179,6 +204,8 @@ def _scatter(warp: Warp, at: Statement, shared: bool, addresses: Any, data: Any)
     _tell(warp, at, shared, addresses, data.shape[1], True)
     memory: Any = warp.cta.shared if shared else warp.cta.machine.memory
     memory.scatter(addresses, data)
+    if not shared and warp.cta.machine.pollers:
+        warp.cta.machine.wake(warp.cta.machine.pollers)
 
 
 def _tell(warp: Warp, at: Statement, shared: bool, addresses: Any, nbytes: int, write: bool) -> None:
@@ -204,6 +231,8 @@ def _atom(at: Statement, operands: Operands) -> Run:
     view = VIEWS.get(mods[-1])
     if operation is None or view is None:
         raise unsupported(at)
+    if at.operands[-1].startswith("{"):
+        return _add_vectors(at, operands, view)
     shared = any(mod.startswith("shared") for mod in mods)
     result = operands.need_register(at.operands[0], at, view).row if has_result else None
     place, *rest = at.operands[has_result:]
@@ -222,6 +251,26 @@ def _atom(at: Statement, operands: Operands) -> Run:
             _scatter(warp, at, shared, where, new.view(np.uint8).reshape(1, -1))
             if result is not None:
                 warp.views[view][result, lane] = old
+
+    return run
+
+
+def _add_vectors(at: Statement, operands: Operands, view: str) -> Run:
+    """`red.global.add.v2/.v4.f32`: each element is added by itself, and subnormal sums are kept."""
+    if at.name != "red" or view != "f4" or "add" not in at.opcode.split("."):
+        raise unsupported(at)
+    address = operands.address(at.operands[0], at)
+    sources = [operands.source(name, "f4", at) for name in parts(at.operands[1])]
+
+    def run(warp: Warp, mask: Mask | None) -> None:
+        addresses = _active(address(warp), mask)
+        values = np.stack([_active(source(warp), mask) for source in sources], axis=1)
+        order = np.argsort(addresses, kind="stable")
+        if len(addresses) > 1 and (np.diff(np.asarray(addresses)[order].astype(np.int64)) < 4 * len(sources)).any():
+            raise unsupported(at, "lanes that add to the same place")
+        old = _gather(warp, at, False, addresses, 4 * len(sources)).view(np.float32)
+        new = np.ascontiguousarray(old + values)
+        _scatter(warp, at, False, addresses, new.view(np.uint8).reshape(len(addresses), -1))
 
     return run
 

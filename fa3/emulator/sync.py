@@ -129,4 +129,15 @@ class BulkWait:
         return f"{len(self.groups)} group(s) of bulk copies"
 
 
-Wait = MBarrierWait | NamedBarrierWait | BulkWait
+@dataclass(frozen=True)
+class PollWait:
+    """Looking again and again at a place of global memory, which has not changed."""
+
+    address: int
+    value: int
+
+    def __str__(self) -> str:
+        return f"something other than {self.value} at the global address {self.address:#x}"
+
+
+Wait = MBarrierWait | NamedBarrierWait | BulkWait | PollWait

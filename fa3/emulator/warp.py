@@ -48,6 +48,8 @@ class Warp:
         self.waiting: Wait | None = None
         self.inside: int | None = None
         """Generation of the named barrier that it has entered and not left."""
+        self.polled: tuple[int, int] | None = None
+        """Address and value of its last acquiring load."""
         self.retrying = False
         """Whether it comes back to an instruction at which it had to wait."""
         self.setmaxnreg: int | None = None

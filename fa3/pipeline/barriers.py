@@ -54,6 +54,18 @@ class WarpgroupBarrier:
 
 
 @dataclass(frozen=True)
+class CommonBarrier:
+    """Joins all threads of several warpgroups."""
+
+    barrier: int
+    warpgroups: int
+
+    @call_site
+    def join(self):
+        cute.arch.barrier(barrier_id=self.barrier, number_of_threads=self.warpgroups * THREADS_PER_WARPGROUP)
+
+
+@dataclass(frozen=True)
 class PingPong:
     """Warpgroups take turns: `wait` until it is mine, `give` it to the next one in the circle.
 

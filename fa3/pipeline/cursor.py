@@ -56,3 +56,30 @@ class Cursor:
     def __new_from_mlir_values__(self, values: list[Any]) -> Cursor:
         integer = type_of_int()
         return Cursor(integer(values[0]), integer(values[1]), self.stages)
+
+
+@dataclass(frozen=True)
+class Lockstep:
+    """Cursors of several rings that advance together: rings of the same depth share one, and its registers."""
+
+    cursors: tuple[Cursor, ...]
+
+    @classmethod
+    def start(cls, *stages: int) -> Lockstep:
+        """For rings of these depths, as run-time integers."""
+        zero = type_of_int()
+        return cls(tuple(Cursor(zero(0), zero(0), depth) for depth in sorted(set(stages))))
+
+    def of(self, stages: int) -> Cursor:
+        """Where a ring of this depth stands."""
+        return next(cursor for cursor in self.cursors if cursor.stages == stages)
+
+    def advance(self) -> Lockstep:
+        return Lockstep(tuple(cursor.advance() for cursor in self.cursors))
+
+    def __extract_mlir_values__(self) -> list[Any]:
+        return [value for cursor in self.cursors for value in cursor.__extract_mlir_values__()]
+
+    def __new_from_mlir_values__(self, values: list[Any]) -> Lockstep:
+        pairs = zip(self.cursors, range(0, len(values), 2), strict=True)
+        return Lockstep(tuple(cursor.__new_from_mlir_values__(values[at : at + 2]) for cursor, at in pairs))

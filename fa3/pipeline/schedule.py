@@ -21,6 +21,8 @@ class Role:
     first_warp: int
     warps: int
     issuing: int
+    shares: bool = False
+    """Whether it shares a warpgroup, and its registers, with its neighbours."""
 
     @property
     def threads(self) -> int:
@@ -38,11 +40,13 @@ class RoleSchedule:
         for role in self.roles:
             if role.first_warp != expected:
                 raise ValueError(f"role {role.name!r} starts at warp {role.first_warp}, expected {expected}")
-            if role.first_warp % WARPS_PER_WARPGROUP or role.warps % WARPS_PER_WARPGROUP:
+            if not role.shares and (role.first_warp % WARPS_PER_WARPGROUP or role.warps % WARPS_PER_WARPGROUP):
                 raise ValueError(f"role {role.name!r} must own whole warpgroups of {WARPS_PER_WARPGROUP} warps")
             if not 1 <= role.issuing <= role.warps:
                 raise ValueError(f"role {role.name!r} issues from {role.issuing} of its {role.warps} warps")
             expected += role.warps
+        if expected % WARPS_PER_WARPGROUP:
+            raise ValueError(f"{expected} warps in a CTA; they must fill warpgroups of {WARPS_PER_WARPGROUP}")
         if expected > MAX_WARPS:
             raise ValueError(f"{expected} warps in a CTA; the hardware allows {MAX_WARPS}")
         names = [role.name for role in self.roles]
@@ -68,3 +72,10 @@ def load_and_math(math_warpgroups: int) -> RoleSchedule:
         for i in range(math_warpgroups)
     )
     return RoleSchedule((load, *math))
+
+
+def load_writer_and_math(writer: str, math_warpgroups: int) -> RoleSchedule:
+    """As `load_and_math`, with a second role in the producer's warpgroup: `writer`, of one issuing warp."""
+    load = Role("load", 0, 1, issuing=1, shares=True)
+    second = Role(writer, 1, WARPS_PER_WARPGROUP - 1, issuing=1, shares=True)
+    return RoleSchedule((load, second, *load_and_math(math_warpgroups).roles[1:]))

@@ -22,15 +22,24 @@ class Edge:
     """A ring from `producer` to `consumers`. `bytes` per filling when the copy engine fills it, 0 when threads do.
 
     `private`: each consumer has stages of its own (stage i belongs to consumer i, which alone frees it), instead of all
-    consumers reading every stage.
+    consumers reading every stage. `producer` may name several roles: each then has one stage of its own, stage i for
+    producer i.
     """
 
     name: str
-    producer: str
+    producer: str | tuple[str, ...]
     consumers: tuple[str, ...]
     stages: int
     bytes: int = 0
     private: bool = False
+
+    @property
+    def producers(self) -> tuple[str, ...]:
+        return (self.producer,) if isinstance(self.producer, str) else self.producer
+
+    def fillers(self, stage: int) -> tuple[str, ...]:
+        """The roles that fill a stage."""
+        return self.producers if isinstance(self.producer, str) else (self.producer[stage],)
 
 
 @dataclass(frozen=True)
@@ -62,7 +71,7 @@ class Topology:
         for edge in edges:
             _check(schedule, edge)
             readers = [schedule[name].issuing for name in edge.consumers]
-            writers = schedule[edge.producer].issuing
+            writers = schedule[edge.producers[0]].issuing
             plan = EdgePlan(edge, writers, readers[0] if edge.private else sum(readers), first)
             plans.append(plan)
             first += plan.barriers
@@ -91,17 +100,22 @@ def _check(schedule: RoleSchedule, edge: Edge) -> None:
         raise ValueError(f"edge {edge.name!r} has {edge.stages} stages; it needs at least one")
     if not edge.consumers:
         raise ValueError(f"edge {edge.name!r} has no consumer")
-    if edge.producer in edge.consumers:
-        raise ValueError(f"edge {edge.name!r}: role {edge.producer!r} would wait for itself")
+    for name in set(edge.producers) & set(edge.consumers):
+        raise ValueError(f"edge {edge.name!r}: role {name!r} would wait for itself")
     if len(set(edge.consumers)) != len(edge.consumers):
         raise ValueError(f"edge {edge.name!r} has a consumer twice: {edge.consumers}")
-    for name in (edge.producer, *edge.consumers):
+    for name in (*edge.producers, *edge.consumers):
         schedule[name]
-    if edge.bytes > 0 and schedule[edge.producer].issuing != 1:
+    issuing = {schedule[name].issuing for name in edge.producers}
+    if edge.bytes > 0 and issuing != {1}:
         raise ValueError(
             f"edge {edge.name!r} is filled by TMA: {edge.producer!r} must issue from one warp, "
-            f"not {schedule[edge.producer].issuing}, or the bytes are announced several times"
+            f"not {max(issuing)}, or the bytes are announced several times"
         )
+    if not isinstance(edge.producer, str) and edge.stages != len(edge.producer):
+        raise ValueError(f"edge {edge.name!r} has {edge.stages} stages for {len(edge.producer)} producers")
+    if len(issuing) != 1:
+        raise ValueError(f"edge {edge.name!r}: its producers must have equally many warps")
     if edge.private and edge.stages != len(edge.consumers):
         raise ValueError(f"edge {edge.name!r} is private: {edge.stages} stages for {len(edge.consumers)} consumers")
     if edge.private and len({schedule[name].issuing for name in edge.consumers}) != 1:

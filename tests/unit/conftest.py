@@ -6,12 +6,14 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
-from fa3 import checks, counters, launch, reference
+from fa3 import checks, counters, launch, launch_backward, reference
+from fa3.config.backward import BackwardKey
 from fa3.config.types import KernelKey
 
 
@@ -42,9 +44,14 @@ class StandIn:
     calls: list[tuple[Any, ...]] = field(default_factory=list)
     failure: Exception | None = None
 
-    def kernel(self, key: KernelKey) -> Callable[..., None]:
+    prepared: tuple[Any, ...] = ()
+    """What the backward's first kernel was called with, for the others."""
+
+    def kernel(self, key: KernelKey | BackwardKey) -> Callable[..., None]:
         """A kernel for this key: checks its arguments as the compiled ones do, then computes by the reference."""
         self.keys.append(key)
+        if isinstance(key, BackwardKey):
+            return partial(self._backward, key)
 
         def run(*arguments: Any) -> None:
             self.calls.append(arguments)
@@ -65,6 +72,27 @@ class StandIn:
 
         return run
 
+    def _backward(self, key: BackwardKey, *arguments: Any) -> None:
+        """The three kernels of the backward; the second computes all gradients."""
+        self.calls.append(arguments)
+        if self.failure is not None:
+            raise self.failure
+        if key.part == "backward_prepare":
+            o, do, _, dlse, *written = arguments
+            assert do.stride(3) == 1 and all(s % 8 == 0 and s > 0 for s in do.stride()[:3])
+            assert do.shape == o.shape and all(t.is_contiguous() for t in written)
+            self.prepared = do, dlse if key.dlse else None
+        elif key.part == "backward":
+            q, k, v, do, *_, dk, dv, scale_log2, scale = arguments
+            assert math.isclose(scale_log2, scale * math.log2(math.e))
+            do, dlse = self.prepared
+            dq, exact_dk, exact_dv = reference.gradients(do, q, k, v, scale, key.config.causal, dlse)
+            dk.copy_(exact_dk)
+            dv.copy_(exact_dv)
+            self.prepared = (dq,)
+        else:
+            arguments[1].copy_(self.prepared[0])
+
 
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
@@ -76,4 +104,5 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(launch, "kernel", made.kernel)
     monkeypatch.setattr(launch, "_plans", {})
+    monkeypatch.setattr(launch_backward, "_plans", {})
     yield made

@@ -18,6 +18,7 @@ import fa3
 from fa3 import errors, launch, ops, reference
 
 BF = torch.bfloat16
+assert ops  # it defines torch.ops.fa3
 
 
 def qkv(device="cpu", dtype=BF, requires_grad=False, d=16, dv=16, sq=5, sk=7):
@@ -128,14 +129,14 @@ def test_compile_reports_what_the_fake_refuses(stand_in):
     assert not stand_in.calls
 
 
-def test_compile_with_gradients_runs_forward_and_refuses_backward_in_words(stand_in):
+def test_compile_with_gradients(stand_in):
     torch._dynamo.reset()
     q, k, v = qkv(requires_grad=True)
     f = torch.compile(lambda *t: fa3.flash_attn_func(*t, causal=True) * 1.0, fullgraph=True, backend="aot_eager")
     o = f(q, k, v)
     close(o, q, k, v, causal=True)
-    with pytest.raises(NotImplementedError, match="backward"):
-        o.sum().backward()
+    do = torch.randn(o.shape).to(BF)
+    close_gradients(torch.autograd.grad(o, (q, k, v), do), do, q, k, v, causal=True)
 
 
 def test_export(stand_in):
@@ -150,15 +151,70 @@ def test_export(stand_in):
 
 
 # ------------------------------------------------------------------------------------------------ autograd
+def close_gradients(found, do, *qkv, **options):
+    for got, want in zip(found, reference.gradients(do, *(t.detach() for t in qkv), **options), strict=True):
+        torch.testing.assert_close(got.double(), want, rtol=2e-2, atol=2e-2)
+
+
 @pytest.mark.parametrize("which", ["q", "k", "v", "qkv"])
-def test_forward_records_a_node_and_backward_is_refused(which, stand_in):
+def test_gradients_that_are_asked_for(which, stand_in):
     tensors = [t.requires_grad_(name in which) for name, t in zip("qkv", qkv(), strict=True)]
     o, lse = fa3.flash_attn_func(*tensors, return_lse=True)
     assert o.requires_grad and o.grad_fn is not None
     close(o, *tensors)
-    for result in (o, lse):
-        with pytest.raises(NotImplementedError, match="backward pass is not in this version"):
-            result.sum().backward(retain_graph=True)
+    do, dlse = torch.randn(o.shape).to(BF), torch.randn(lse.shape)
+    torch.autograd.backward([o, lse], [do, dlse])
+    want = reference.gradients(do, *(t.detach() for t in tensors), dlse=dlse)
+    for name, tensor, exact in zip("qkv", tensors, want, strict=True):
+        if name in which:
+            torch.testing.assert_close(tensor.grad.double(), exact, rtol=2e-2, atol=2e-2)
+        else:
+            assert tensor.grad is None
+
+
+@pytest.mark.parametrize("through", ["eager", "op"])
+def test_no_second_derivatives(through, stand_in):
+    q, k, v = qkv(requires_grad=True)
+    o = fa3.flash_attn_func(q, k, v) if through == "eager" else torch.ops.fa3.forward(q, k, v, 0.25, False)[0]
+    (dq,) = torch.autograd.grad(o, q, torch.ones_like(o), create_graph=True)
+    with pytest.raises(NotImplementedError, match="second derivatives"):
+        dq.float().square().sum().backward()
+    weights = torch.ones_like(o).requires_grad_()
+    o = fa3.flash_attn_func(q, k, v)
+    with pytest.raises(NotImplementedError, match="second derivatives"):
+        torch.autograd.grad(o, q, weights, create_graph=True)
+
+
+@pytest.mark.parametrize("layout", ["expanded", "transposed", "sliced", "odd"], ids=lambda layout: f"dO {layout}")
+def test_gradients_of_any_strides(layout, stand_in):
+    q, k, v = qkv(requires_grad=True)
+    o = fa3.flash_attn_func(q, k, v)
+    do = {
+        "expanded": torch.ones(1).to(BF).expand(o.shape),
+        "transposed": torch.randn(*o.shape[::-1]).to(BF).permute(3, 2, 1, 0),
+        "sliced": torch.randn(*o.shape[:3], 48).to(BF)[..., 8:24],
+        "odd": torch.randn(*o.shape[:3], 33).to(BF)[..., 1:17],
+    }[layout]
+    close_gradients(torch.autograd.grad(o, (q, k, v), do), do, q, k, v)
+
+
+def test_opcheck_of_the_backward(stand_in):
+    q, k, v = qkv()
+    o, lse = torch.ops.fa3.forward(q, k, v, 0.3, True)
+    options = o.clone(), q, k, v, o, lse, torch.ones_like(lse), 0.3, True
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(torch.ops.fa3.backward.default, options, test_utils=tests)
+
+
+def test_the_backward_checks_what_it_gets(stand_in):
+    q, k, v = qkv()
+    o, lse = torch.ops.fa3.forward(q, k, v, 0.3, True)
+    with pytest.raises(ValueError, match="do has shape"):
+        torch.ops.fa3.backward(o[:, :-1], q, k, v, o, lse, None, 0.3, True)
+    with pytest.raises(TypeError, match="lse has dtype"):
+        torch.ops.fa3.backward(o, q, k, v, o, lse.double(), None, 0.3, True)
+    with pytest.raises(ValueError, match="dlse has shape"):
+        torch.ops.fa3.backward(o, q, k, v, o, lse, lse[:1], 0.3, True)
 
 
 def test_without_gradients_no_node(stand_in):
@@ -188,12 +244,6 @@ def test_eager_and_op_agree_on_options(stand_in):
     assert (plan.softmax_scale, plan.causal) == (-0.25, True)
     torch.ops.fa3.forward(q, k, v, -0.25, True)
     assert len(stand_in.keys) == 1  # one plan serves both
-
-
-def test_backward_text_says_what_to_do():
-    assert "Detach" in errors.NO_BACKWARD and "backward" in errors.NO_BACKWARD
-    with pytest.raises(NotImplementedError):
-        ops._backward(*(torch.empty(0),) * 6)
 
 
 # ------------------------------------------------------------------------------------------------ on the GPU

@@ -1,7 +1,7 @@
 """What the parts of a kernel are called: roles, barriers, stages, and what is known of them beforehand.
 
-`Names` knows nothing, and calls everything by its number. `ForwardNames` is made from a `KernelKey`; everything that it
-says follows from `fa3.config.budget`, which the kernel is built from.
+`Names` knows nothing, and calls everything by its number. `ForwardNames` and `BackwardNames` are made from a key;
+everything that they say follows from `fa3.config`, which the kernels are built from.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
+from fa3.config.backward import AnyKey, BackwardKey
+from fa3.config.backward_budget import backward_registers, backward_schedule, backward_smem, backward_topology
 from fa3.config.budget import TILE_SLOTS, forward_registers, forward_schedule, forward_smem, forward_topology
 from fa3.config.types import KernelKey
 from fa3.emulator.memory import SHARED_BASE
-from fa3.layouts.smem import Placed
+from fa3.layouts.smem import Placed, SharedMemoryPlan
 from fa3.pipeline.registers import RegisterBudget
 from fa3.pipeline.schedule import THREADS_PER_WARP, WARPS_PER_WARPGROUP, Role, RoleSchedule
 from fa3.pipeline.topology import BYTES_PER_BARRIER, EdgePlan, Topology
@@ -101,15 +103,15 @@ class Names:
         return None
 
 
-class ForwardNames(Names):
-    """Of a forward kernel (`fa3.kernels.forward`)."""
+class PlannedNames(Names):
+    """Of a kernel whose roles, edges and buffers are data."""
 
-    def __init__(self, key: KernelKey) -> None:
-        super().__init__(key.name)
-        self.key = key
-        self.schedule: RoleSchedule = forward_schedule(key.config)
-        self.topology: Topology = forward_topology(key.config)
-        self.smem = forward_smem(key.config)
+    schedule: RoleSchedule
+    topology: Topology
+    smem: SharedMemoryPlan
+    budget: RegisterBudget
+    events: tuple[tuple[str, int], ...]
+    """Named barriers in order, as `fa3.pipeline.barriers.BarrierNames` gives them out: event, how many."""
 
     # ---- roles
     def role(self, warp: int) -> str:
@@ -120,8 +122,12 @@ class ForwardNames(Names):
 
     @property
     def registers(self) -> dict[str, int]:
-        budget: RegisterBudget = forward_registers(self.key.config)
-        return {role.name: budget.load if role.name == "load" else budget.math for role in self.schedule.roles}
+        budget = self.budget
+        return {role.name: budget.math if role in self._math else budget.load for role in self.schedule.roles}
+
+    @property
+    def _math(self) -> list[Role]:
+        return [role for role in self.schedule.roles if role.name.startswith("math")]
 
     # ---- mbarriers
     def plan(self, address: int) -> BarrierPlan | None:
@@ -144,9 +150,10 @@ class ForwardNames(Names):
 
     def _full(self, plan: EdgePlan, stage: int) -> BarrierPlan:
         edge = plan.edge
-        warps = _issuing(self.schedule[edge.producer])
+        writers = edge.fillers(stage)
+        warps = frozenset().union(*(_issuing(self.schedule[name]) for name in writers))
         name = f"{edge.name}.full[{stage}]"
-        return BarrierPlan(name, edge.name, plan.full_arrivals, warps, (edge.producer,), edge.bytes)
+        return BarrierPlan(name, edge.name, plan.full_arrivals, warps, writers, edge.bytes)
 
     def _empty(self, plan: EdgePlan, stage: int) -> BarrierPlan:
         edge = plan.edge
@@ -176,10 +183,6 @@ class ForwardNames(Names):
         return f"stage {offset * stages // field.bytes}" if stages else f"byte {offset}"
 
     def _stages(self, name: str) -> int:
-        if name == "tiles":
-            return TILE_SLOTS
-        if name == "o":
-            return self.key.config.math_warpgroups
         edges = {plan.edge.name: plan.edge.stages for plan in self.topology.plans}
         return edges.get(name, 0)
 
@@ -190,16 +193,47 @@ class ForwardNames(Names):
         return self._events.get(number, "")
 
     def meeting(self, number: int) -> frozenset[int] | None:
-        """A turn joins the warpgroup that takes it with the one that gives it (`PingPong`)."""
+        """All math warpgroups, or one of them."""
         if number == 0:
             return frozenset(range(self.schedule.threads // THREADS_PER_WARP))
         event, _, role = self.event(number).partition(" of ")
-        math = [other.name for other in self.schedule.roles if other.name != "load"]
-        if role not in math:
+        if not event:
             return frozenset()
-        giver = math[math.index(role) - 1]
-        warps = _issuing(self.schedule[role])
-        return warps | _issuing(self.schedule[giver]) if event == "turn" else warps
+        members = [self.schedule[role]] if role else self._math
+        return frozenset().union(*(_issuing(member) for member in members))
+
+    @cached_property
+    def _events(self) -> dict[int, str]:
+        names = []
+        for event, count in self.events:
+            names += [event] if count == 1 != len(self._math) else [f"{event} of {r.name}" for r in self._math[:count]]
+        return dict(enumerate(names, 1))
+
+
+class ForwardNames(PlannedNames):
+    """Of a forward kernel (`fa3.kernels.forward`)."""
+
+    def __init__(self, key: KernelKey) -> None:
+        super().__init__(key.name)
+        self.key = key
+        self.schedule = forward_schedule(key.config)
+        self.topology = forward_topology(key.config)
+        self.smem = forward_smem(key.config)
+        self.budget = forward_registers(key.config)
+        self.events = (("turn", key.config.math_warpgroups), ("rows", key.config.math_warpgroups))
+
+    def _stages(self, name: str) -> int:
+        slots = {"tiles": TILE_SLOTS, "o": self.key.config.math_warpgroups}
+        return slots.get(name) or super()._stages(name)
+
+    def meeting(self, number: int) -> frozenset[int] | None:
+        """A turn joins the warpgroup that takes it with the one that gives it (`PingPong`)."""
+        warps = super().meeting(number)
+        event, _, role = self.event(number).partition(" of ")
+        if event != "turn" or warps is None:
+            return warps
+        math = [other.name for other in self._math]
+        return warps | _issuing(self.schedule[math[math.index(role) - 1]])
 
     most_left = 1
 
@@ -207,12 +241,29 @@ class ForwardNames(Names):
         """One turn is given that nobody takes (`fa3.pipeline.barriers.PingPong`)."""
         return self.event(number).startswith("turn") and warps == WARPS_PER_WARPGROUP
 
-    @cached_property
-    def _events(self) -> dict[int, str]:
-        """The barriers in the order in which `fa3.kernels.forward.Plan` gives them out, which needs the DSL."""
-        roles = [role.name for role in self.schedule.roles if role.name != "load"]
-        events = [f"{event} of {role}" for event in ("turn", "rows") for role in roles]
-        return dict(enumerate(events, 1))
+
+class BackwardNames(PlannedNames):
+    """Of the main kernel of the backward (`fa3.kernels.backward`)."""
+
+    def __init__(self, key: BackwardKey) -> None:
+        super().__init__(key.name)
+        self.config = key.config
+        self.schedule = backward_schedule(key.config)
+        self.topology = backward_topology(key.config)
+        self.smem = backward_smem(key.config)
+        self.budget = backward_registers(key.config)
+        self.events = (("ds", 1), ("rows", key.config.math_warpgroups))
+
+    most_left = 0
+
+    def may_be_left(self, number: int, warps: int) -> bool:
+        return False
+
+    def _stages(self, name: str) -> int:
+        c = self.config
+        slots = {"lse": c.stages_q, "delta": c.stages_do, "ds": c.stages_ds * c.key_slabs}
+        slots |= dict.fromkeys("kv", c.key_slabs)
+        return slots.get(name) or super()._stages(name)
 
 
 def _issuing(role: Role) -> frozenset[int]:
@@ -235,6 +286,8 @@ def count_of(number: int, what: str) -> str:
     return f"{number} {what}{'s' * (number != 1)}"
 
 
-def describe(key: KernelKey) -> Names:
+def describe(key: AnyKey) -> Names:
     """The names of the kernel of a key."""
+    if isinstance(key, BackwardKey):
+        return BackwardNames(key) if key.part == "backward" else Names(key.name)
     return ForwardNames(key)

@@ -19,12 +19,20 @@ def start_gemm(mma: cute.TiledMma, acc: cute.Tensor, a: cute.Tensor, b: cute.Ten
     `a`: (V, M, K) descriptors or registers; `b`: (V, N, K) descriptors. The atom is made afresh here because setting
     ACCUMULATE mutates the Python object, and a mutation inside a run-time loop would leak a value of that loop.
     """
+    start_gemm_sum(mma, acc, [(a, b)], accumulate)
+
+
+@call_site
+@cute.jit
+def start_gemm_sum(mma: cute.TiledMma, acc: cute.Tensor, terms: cutlass.Constexpr, accumulate: cutlass.Constexpr):
+    """As `start_gemm`, for a sum over operands in several places: acc (+)= a_0 b_0 + a_1 b_1 + ..."""
     warpgroup.fence()
     atom = cute.make_mma_atom(mma.op)
     atom.set(warpgroup.Field.ACCUMULATE, accumulate)
-    for k in cutlass.range_constexpr(cute.size(b, mode=[2])):
-        cute.gemm(atom, acc, a[None, None, k], b[None, None, k], acc)
-        atom.set(warpgroup.Field.ACCUMULATE, True)
+    for a, b in terms:
+        for k in cutlass.range_constexpr(cute.size(b, mode=[2])):
+            cute.gemm(atom, acc, a[None, None, k], b[None, None, k], acc)
+            atom.set(warpgroup.Field.ACCUMULATE, True)
     warpgroup.commit_group()
 
 

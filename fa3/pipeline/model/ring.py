@@ -40,7 +40,8 @@ class ModelRing:
     @classmethod
     def of(cls, schedule: RoleSchedule, plan: EdgePlan) -> ModelRing:
         edge = plan.edge
-        return cls(plan, warps(schedule[edge.producer]), tuple(warps(schedule[name]) for name in edge.consumers))
+        writers = tuple(warp for name in edge.producers for warp in warps(schedule[name]))
+        return cls(plan, writers, tuple(warps(schedule[name]) for name in edge.consumers))
 
     # What is shared
 

@@ -113,8 +113,6 @@ def test_the_op_and_autograd_and_compile_are_served(machine):
         close(o.detach(), lse.detach(), *tensors)
         compiled = torch.compile(lambda *t: fa3.flash_attn_func(*t, causal=True), fullgraph=True, backend="aot_eager")
         assert torch.equal(compiled(*tensors), o)
-        with pytest.raises(NotImplementedError, match="backward"):
-            o.sum().backward()
     assert len(emulation.runs) == 3
 
 

@@ -1,0 +1,104 @@
+"""What the backward's kernels are compiled for: a row of their table, and the key that names one compiled kernel."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from .types import ROWS_OF_WARPGROUP, DType, KernelKey
+
+Design = Literal["registers", "shared"]
+DQGemm = Literal["transposed", "rows", "lone"]
+DQStore = Literal["staged", "direct"]
+Part = Literal["backward_prepare", "backward", "backward_finish"]
+BACKWARD_STRATEGY_FIELDS = {"design": Design, "dq_gemm": DQGemm, "dq_store": DQStore}
+PARTS: tuple[Part, ...] = ("backward_prepare", "backward", "backward_finish")
+
+
+@dataclass(frozen=True)
+class BackwardConfig:
+    """One row of the backward table. A CTA owns `tile_n` keys and walks over the queries in steps of `tile_m`.
+
+    `head_dim` and `head_dim_v` are the widths that tiles are padded to, as in `ForwardConfig`.
+    """
+
+    head_dim: int
+    head_dim_v: int
+    causal: bool
+    tile_m: int
+    """Query rows of one main loop iteration."""
+    tile_n: int
+    """Keys of a CTA. In design `registers` 64 for each math warpgroup."""
+    math_warpgroups: int = 2
+    design: Design = "registers"
+    """Where the GEMMs of dV and dK find P and dS. `registers`: each warpgroup owns 64 keys (`kernels/backward.py`).
+    `shared`: the warpgroups share dK and dV out by dimensions, where those of 64 keys are too many registers
+    (`kernels/backward_wide.py`)."""
+    stages_q: int = 2
+    stages_do: int = 2
+    stages_ds: int = 2
+    """With one, the warpgroups meet twice in every step: before dS is overwritten, and when it is complete."""
+    overlap_dq: bool = True
+    """Whether dQ is started while dV is under way; not where registers are too few to keep both."""
+    dq_gemm: DQGemm = "transposed"
+    """Who computes what of dQ. `transposed`: dQ^T = K^T dS^T, each warpgroup 64 of the dimensions. `rows`: dQ = dS K,
+    each warpgroup 64 of the rows. `lone`: dQ = dS K by the first warpgroup."""
+    dq_store: DQStore = "staged"
+    """`staged`: through shared memory, added by the dQ writer. `direct`: 16-byte reductions from registers."""
+
+    @property
+    def key_rows(self) -> int:
+        """Keys of one slab of K and V in shared memory."""
+        return ROWS_OF_WARPGROUP if self.design == "registers" else self.tile_n
+
+    @property
+    def key_slabs(self) -> int:
+        return self.tile_n // self.key_rows
+
+    @property
+    def dq_slices(self) -> int:
+        """Parts of dQ, of 64 dimensions or 64 rows each, that a warpgroup computes at a time."""
+        rows = {"transposed": self.head_dim, "rows": self.tile_m, "lone": ROWS_OF_WARPGROUP}[self.dq_gemm]
+        return rows // ROWS_OF_WARPGROUP
+
+    @property
+    def dq_slice(self) -> int:
+        """fp32 elements of such a part."""
+        return self.tile_m * self.head_dim // self.dq_slices
+
+    @property
+    def threads(self) -> int:
+        return 128 * (1 + self.math_warpgroups)
+
+
+@dataclass(frozen=True)
+class BackwardKey:
+    """Everything that one of the three kernels depends on. Two equal keys mean one compiled kernel."""
+
+    part: Part
+    config: BackwardConfig
+    dtype: DType
+    dlse: bool = False
+    """Whether there is a gradient of LSE; only `backward_prepare` looks at it."""
+    deterministic: bool = False
+    """Whether dQ is added in the order of the key blocks."""
+
+    @property
+    def name(self) -> str:
+        """A readable, unique name that is safe in a file name."""
+        c = self.config
+        dims = f"d{c.head_dim}" if c.head_dim == c.head_dim_v else f"d{c.head_dim}v{c.head_dim_v}"
+        mask = "causal" if c.causal else "full"
+        flags = "_dlse" * self.dlse + "_ordered" * self.deterministic
+        return (
+            f"{self.part}_{self.dtype}_{dims}_{mask}_m{c.tile_m}n{c.tile_n}"
+            f"_q{c.stages_q}do{c.stages_do}ds{c.stages_ds}{'o' * c.overlap_dq}_w{c.math_warpgroups}"
+            f"_{c.design}_{c.dq_gemm}_{c.dq_store}{flags}"
+        )
+
+    def as_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+AnyKey = KernelKey | BackwardKey
+"""What names a compiled kernel, whichever it is."""

@@ -1,0 +1,40 @@
+"""The rows of the backward, and the choice of a row for a problem."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .backward import BackwardConfig
+from .table import MAX_HEAD_DIM
+
+WIDE: dict[str, Any] = {"design": "shared", "tile_m": 64, "stages_ds": 1}
+
+BACKWARD: tuple[BackwardConfig, ...] = (
+    BackwardConfig(64, 64, causal=False, tile_m=128, tile_n=128, dq_gemm="rows"),
+    BackwardConfig(64, 64, causal=True, tile_m=128, tile_n=128, dq_gemm="rows"),
+    BackwardConfig(96, 96, causal=False, tile_m=64, tile_n=128, dq_gemm="lone"),
+    BackwardConfig(96, 96, causal=True, tile_m=64, tile_n=128, dq_gemm="lone"),
+    BackwardConfig(128, 128, causal=False, tile_m=80, tile_n=128, overlap_dq=False),
+    BackwardConfig(128, 128, causal=True, tile_m=64, tile_n=128),
+    BackwardConfig(192, 128, causal=False, tile_n=96, math_warpgroups=3, dq_store="direct", **WIDE),
+    BackwardConfig(192, 128, causal=True, tile_n=96, math_warpgroups=3, dq_store="direct", **WIDE),
+    BackwardConfig(192, 192, causal=False, tile_n=96, math_warpgroups=3, stages_do=1, **WIDE),
+    BackwardConfig(192, 192, causal=True, tile_n=96, math_warpgroups=3, stages_do=1, **WIDE),
+    BackwardConfig(256, 256, causal=False, tile_n=80, stages_do=1, dq_store="direct", **WIDE),
+    BackwardConfig(256, 256, causal=True, tile_n=80, stages_do=1, dq_store="direct", **WIDE),
+)
+"""Rows in the order in which they are tried: the first that is wide enough wins."""
+
+
+def backward_config(head_dim: int, head_dim_v: int, causal: bool) -> BackwardConfig:
+    """The narrowest row that holds `head_dim` and `head_dim_v` columns.
+
+    Raises ValueError if a dimension is not a multiple of 8 between 8 and 256.
+    """
+    for name, dim in (("head_dim", head_dim), ("head_dim_v", head_dim_v)):
+        if dim % 8 or not 8 <= dim <= MAX_HEAD_DIM:
+            raise ValueError(f"{name} is {dim}; it must be a multiple of 8 from 8 to {MAX_HEAD_DIM}")
+    for row in BACKWARD:
+        if row.causal == causal and row.head_dim >= head_dim and row.head_dim_v >= head_dim_v:
+            return row
+    raise AssertionError("the table has a row of 256 for every mask")

@@ -1,0 +1,718 @@
+"""Algorithm 3 of FlashAttention-3: the backward pass, warp-specialised.
+
+One CTA of `1 + tile_n / 64` warpgroups owns `tile_n` keys of one head of K and V, and walks over the query blocks that
+see them, for each query head of the group. Every math warpgroup owns 64 keys: its rows of S^T, dP^T, dK and dV.
+
+Roles and edges (ring: who fills it -> who reads it, stages)::
+
+    load       1 warp, TMA                             k, v   load -> math0..     1     the CTA's keys and values
+    math0      64 keys: S^T, dP^T, dV, dK; part of dQ  q      load -> math0..     2     tile_m queries and their LSE
+    math1      the next 64 keys, ...                   do     load -> math0..     2     tile_m rows of dO and of D
+    dq_writer  1 warp, adds dQ to global memory        dq     math_i -> dq_writer 1 each  fp32 dQ of one step
+
+dS is exchanged between the math warpgroups themselves, through shared memory and a named barrier: dQ needs all keys.
+
+Timeline of a math warpgroup; two of them interleave::
+
+    tensor cores   S^T | dP^T         | dV          | dQ      | dK       | S^T | dP^T ...
+    the rest             P = exp(S-L)   dS = P(dP-D)  dS to smem  dQ to smem
+
+The algorithm (arXiv 2407.08608, Algorithm 3), in the order of this file:
+
+    load       K_j, V_j; then for each query block i: Q_i with LSE_i, dO_i with D_i, as stages fall free
+    math       dK = dV = 0; for each i: S^T = K_j Q_i^T; dP^T = V_j dO_i^T; P = exp(S - LSE); dS = P * (dP - D);
+               dV += P^T dO_i; dS to shared memory; dQ_i = dS K_j, for the dQ writer; dK += dS^T Q_i
+    dq_writer  for each i: dQ += dQ_i in fp32 global memory, so that no math warpgroup waits for global memory
+    epilogue   dK, dV through shared memory, where K and V were, and TMA
+
+S and dP are computed transposed, so that P^T and dS^T come out as the A operands of the GEMMs of dV and dK, in
+registers. `backward_prepare` has written LSE and D before, and cleared dQ; `backward_finish` scales and converts it.
+The three are chained by programmatic dependent launch: each may start before the one before it has ended, and whoever
+needs its results waits for them (`griddepcontrol_wait`).
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+import cutlass.utils.hopper_helpers as hopper
+from cutlass import Float32, Int32
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warp, warpgroup
+from cutlass.memory import SmemAllocator
+
+from fa3.config.backward import BackwardConfig, BackwardKey
+from fa3.config.backward_budget import backward_registers, backward_topology, check_backward
+from fa3.config.types import ROWS_OF_WARPGROUP as ROWS
+from fa3.layouts.fragments_dsl import as_a_operand_16, rows_and_columns
+from fa3.pipeline.barriers import BarrierNames, CommonBarrier, WarpgroupBarrier
+from fa3.pipeline.call_site import call_site
+from fa3.pipeline.cursor import Cursor, Lockstep
+from fa3.pipeline.ring import Ring, init_barriers, make_rings
+from fa3.pipeline.topology import Topology
+
+from .forward import COL_MAJOR, DTYPES, ROW_MAJOR, SMEM_ALIGNMENT
+from .parts.bulk import add_to_global, load_row
+from .parts.dq import DQGemm, NoDQ, NoDQGemm, StagedDQ, dq_mma
+from .parts.epilogue import Staged
+from .parts.gemm import convert_16, start_gemm, wait_gemms
+from .parts.key_mask import KEY_MASKS
+from .parts.key_tiles import FirstKeysFirst, KeysFirst, KeyTile, LastKeysFirst
+from .parts.lanes import ROWS_OF_THREAD, place_in_quad, thread_of_warpgroup
+from .parts.tiles import TileSpace
+from .parts.tma import TmaOperand, load_operand, partition, sequence_major, store_operand
+from .parts.turnstile import NoTurnstile, WriterTurnstile
+
+# --------------------------------------------------------------------------------------- shared memory, edges, barriers
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a key implies before anything runs: MMAs, shared-memory layouts, edges and named barriers."""
+
+    config: BackwardConfig
+    dtype: Any
+    st: cute.TiledMma
+    """S^T = K Q^T and dP^T = V dO^T: 64 keys by tile_m queries."""
+    dv: cute.TiledMma
+    dk: cute.TiledMma
+    dq: cute.TiledMma
+    lK: cute.ComposedLayout
+    lKt: cute.ComposedLayout
+    lV: cute.ComposedLayout
+    lQ: cute.ComposedLayout
+    lQt: cute.ComposedLayout
+    ldO: cute.ComposedLayout
+    ldOt: cute.ComposedLayout
+    ldS: cute.ComposedLayout
+    topology: Topology
+    barriers: BarrierNames
+
+    @classmethod
+    def of(cls, key: BackwardKey) -> "Plan":
+        c, dtype = key.config, DTYPES[key.dtype]
+        groups = c.math_warpgroups
+        k_major, mn_major = OperandMajorMode.K, OperandMajorMode.MN
+        registers = warpgroup.OperandSource.RMEM
+
+        def mma(b, columns, *source):
+            return hopper.make_trivial_tiled_mma(dtype, dtype, k_major, b, Float32, (1, 1, 1), (ROWS, columns), *source)
+
+        def row_major(rows, columns, stages):
+            """(row, column, stage), columns contiguous."""
+            return hopper.make_smem_layout_b(ROW_MAJOR, (ROWS, rows, columns), dtype, stages)
+
+        def transposed(rows, columns, stages):
+            """(column, row, stage) of the same bytes."""
+            return hopper.make_smem_layout_b(COL_MAJOR, (ROWS, columns, rows), dtype, stages)
+
+        return cls(
+            config=c,
+            dtype=dtype,
+            st=mma(k_major, c.tile_m),
+            dv=mma(mn_major, c.head_dim_v, registers),
+            dk=mma(mn_major, c.head_dim, registers),
+            dq=dq_mma(c, dtype),
+            lK=row_major(ROWS, c.head_dim, groups),
+            lKt=transposed(ROWS, c.head_dim, groups),
+            lV=row_major(ROWS, c.head_dim_v, groups),
+            lQ=row_major(c.tile_m, c.head_dim, c.stages_q),
+            lQt=transposed(c.tile_m, c.head_dim, c.stages_q),
+            ldO=row_major(c.tile_m, c.head_dim_v, c.stages_do),
+            ldOt=transposed(c.tile_m, c.head_dim_v, c.stages_do),
+            ldS=row_major(c.tile_m, ROWS, groups * c.stages_ds),
+            topology=backward_topology(c),
+            barriers=BarrierNames((("ds", 1), ("rows", groups))),
+        )
+
+    def storage(self) -> Any:
+        """The CTA's shared memory. `fa3.config.backward_budget` sums the same fields without the DSL."""
+        c, dtype = self.config, self.dtype
+
+        def buffer(layout):
+            return cute.struct.Align[cute.struct.MemRange[dtype, cute.cosize(layout)], SMEM_ALIGNMENT]
+
+        def rows(stages):
+            return cute.struct.Align[cute.struct.MemRange[Float32, c.tile_m * stages], 128]
+
+        @cute.struct
+        class Storage:
+            barriers: cute.struct.MemRange[cutlass.Int64, self.topology.barriers]
+            lse: rows(c.stages_q)
+            delta: rows(c.stages_do)
+            k: buffer(self.lK)
+            v: buffer(self.lV)
+            q: buffer(self.lQ)
+            do: buffer(self.ldO)
+            ds: buffer(self.ldS)
+            dq: cute.struct.Align[cute.struct.MemRange[Float32, dq_staging(c)], SMEM_ALIGNMENT]
+
+        return Storage
+
+    def views(self, storage) -> dict[str, cute.Tensor]:
+        """The buffers as tensors: tiles (row, column, stage); with " t" the same bytes as (column, row, stage)."""
+        c = self.config
+
+        return {
+            "k": tiles(storage.k, self.lK),
+            "k t": tiles(storage.k, self.lKt),
+            "v": tiles(storage.v, self.lV),
+            "q": tiles(storage.q, self.lQ),
+            "q t": tiles(storage.q, self.lQt),
+            "q rows": storage.lse.get_tensor(cute.make_layout((c.tile_m, c.stages_q))),
+            "do": tiles(storage.do, self.ldO),
+            "do t": tiles(storage.do, self.ldOt),
+            "do rows": storage.delta.get_tensor(cute.make_layout((c.tile_m, c.stages_do))),
+            "ds": tiles(storage.ds, self.ldS),
+            "dq": storage.dq.get_tensor(cute.make_layout((c.dq_slice, c.dq_slices))),
+        }
+
+
+def dq_staging(config: BackwardConfig) -> int:
+    """fp32 numbers of the buffer in which dQ waits for the dQ writer."""
+    return config.dq_slice * config.dq_slices if config.dq_store == "staged" else 0
+
+
+def tiles(buffer, layout: cute.ComposedLayout) -> cute.Tensor:
+    return buffer.get_tensor(layout.outer, swizzle=layout.inner)
+
+
+class Operands(NamedTuple):
+    """The global tensors: through TMA, or as plain tensors.
+
+    mLSE, mD (row, head, batch) float32 with rows padded to tile_m; mdQ (element, slice, m_block, head, batch) float32;
+    turns (m_block, head, batch) int32, how many have added to a block of dQ.
+    """
+
+    q: TmaOperand
+    k: TmaOperand
+    v: TmaOperand
+    do: TmaOperand
+    dk: TmaOperand
+    dv: TmaOperand
+    mLSE: cute.Tensor
+    mD: cute.Tensor
+    mdQ: cute.Tensor
+    turns: cute.Tensor
+
+
+class Walk(NamedTuple):
+    """A CTA's way: the query heads of its group, and for each the query blocks from `first` on."""
+
+    tile: KeyTile
+    first_head: Int32
+    heads: Int32
+    first: Int32
+    blocks: Int32
+
+
+# ------------------------------------------------------------------------------------------------- roles, in data order
+
+
+@dataclass(frozen=True)
+class Load:
+    """The producer warp: K and V once, then keeps the rings of Q and dO full."""
+
+    plan: Plan
+    operands: Operands
+    rings: dict[str, Ring]
+    shared: dict[str, cute.Tensor]
+    walk: Walk
+
+    @cute.jit
+    def run(self):
+        walk = self.walk
+        q, do = self.rings["q"].cursor(), self.rings["do"].cursor()
+        # what the first GEMMs want, in their order; of all loads only LSE and D wait for backward_prepare
+        queries, gradients = self._sources(walk.first_head)
+        self._load_keys("k", self.plan.config.head_dim)
+        self._load_tile("q", queries, q, walk.first)
+        self._load_keys("v", self.plan.config.head_dim_v)
+        self._load_tile("do", gradients, do, walk.first)
+        cute.arch.griddepcontrol_wait()
+        q = self._load_rows("q", queries, q, walk.first)
+        do = self._load_rows("do", gradients, do, walk.first)
+        for h in cutlass.range(walk.heads, unroll=1):
+            queries, gradients = self._sources(walk.first_head + h)
+            loaded = Int32(h == 0)
+            for i in cutlass.range(walk.blocks - loaded, unroll=1):
+                block = walk.first + loaded + i
+                self._load_tile("q", queries, q, block)
+                q = self._load_rows("q", queries, q, block)
+                self._load_tile("do", gradients, do, block)
+                do = self._load_rows("do", gradients, do, block)
+        cute.arch.griddepcontrol_launch_dependents()
+
+    @cute.jit
+    def _load_keys(self, name: cutlass.Constexpr, columns: cutlass.Constexpr):
+        """The CTA's rows of K or V, slab by slab."""
+        c = self.plan.config
+        operand, tile, ring = getattr(self.operands, name), self.walk.tile, self.rings[name]
+        shape = (c.key_rows, columns)
+        boxes = cute.local_tile(operand.coordinates[None, None, tile.head, tile.batch], shape, (None, 0))
+        smem, boxes = partition(operand, self.shared[name], boxes)
+        cursor = ring.cursor()
+        ring.acquire(cursor)
+        for i in cutlass.range_constexpr(c.key_slabs):
+            box = boxes[None, tile.n_block * c.key_slabs + i]
+            cute.copy(operand.atom, box, smem[None, i], tma_bar_ptr=ring.barrier(cursor))
+
+    def _sources(self, head: Int32):
+        """Of Q with LSE, and of dO with D."""
+        c, operands = self.plan.config, self.operands
+        return self._source("q", operands.mLSE, head, c.head_dim), self._source("do", operands.mD, head, c.head_dim_v)
+
+    def _source(self, name: str, mRows: cute.Tensor, head: Int32, columns: int):
+        """(shared tiles, global boxes, global rows) of one query head, ready to be indexed by stage and block."""
+        operand, batch, tile_m = getattr(self.operands, name), self.walk.tile.batch, self.plan.config.tile_m
+        boxes = cute.local_tile(operand.coordinates[None, None, head, batch], (tile_m, columns), (None, 0))
+        rows = cute.local_tile(mRows[None, head, batch], (tile_m,), (None,))
+        return *partition(operand, self.shared[name], boxes), rows
+
+    @cute.jit
+    def _load_tile(self, name: cutlass.Constexpr, source, cursor: Cursor, block: Int32):
+        """Begins to fill a stage: a block of Q or dO. The stage is full when `_load_rows` has done the rest."""
+        smem, boxes, _ = source
+        ring, operand = self.rings[name], getattr(self.operands, name)
+        ring.acquire(cursor)
+        cute.copy(operand.atom, boxes[None, block], smem[None, cursor.stage], tma_bar_ptr=ring.barrier(cursor))
+
+    @cute.jit
+    def _load_rows(self, name: cutlass.Constexpr, source, cursor: Cursor, block: Int32):
+        """The numbers of the block's rows. Returns the cursor of the next stage."""
+        _, _, rows = source
+        load_row(rows[None, block], self.shared[f"{name} rows"][None, cursor.stage], self.rings[name].barrier(cursor))
+        return cursor.advance()
+
+
+@dataclass(frozen=True)
+class DQWriter:
+    """The warp that adds dQ to global memory: the slices of all math warpgroups, step by step."""
+
+    ring: Ring
+    mdQ: cute.Tensor
+    slices: cute.Tensor
+    turnstile: Any
+    walk: Walk
+
+    @cute.jit
+    def run(self):
+        walk, count = self.walk, self.ring.plan.edge.stages
+        out = self.ring.cursor()
+        cute.arch.griddepcontrol_wait()  # dQ is cleared by backward_prepare
+        for h in cutlass.range(walk.heads, unroll=1):
+            for i in cutlass.range(walk.blocks, unroll=1):
+                gdQ = self.mdQ[None, None, walk.first + i, walk.first_head + h, walk.tile.batch]
+                done = out
+                self.turnstile.wait(walk.first + i, walk.first_head + h)  # as a rule it has come before the data
+                for s in cutlass.range_constexpr(count):
+                    self.ring.wait(out)
+                    with cute.arch.elect_one():
+                        source, target = self.slices[None, s].iterator, gdQ[None, s].iterator
+                        add_to_global(target, source, cute.size(self.slices, mode=[0]))
+                        cute.arch.cp_async_bulk_commit_group()
+                    out = out.advance()
+                for s in cutlass.range_constexpr(count):
+                    with cute.arch.elect_one():
+                        cute.arch.cp_async_bulk_wait_group(count - 1 - s, read=True)
+                    self.ring.release(done)
+                    done = done.advance()
+                self.turnstile.give(walk.first + i, walk.first_head + h)
+        with cute.arch.elect_one():
+            cute.arch.cp_async_bulk_wait_group(0)
+
+
+@dataclass(frozen=True)
+class Math:
+    """One math warpgroup: dK and dV of 64 keys, and its part of every dQ."""
+
+    plan: Plan
+    rings: dict[str, Ring]
+    gemms: "Gemms"
+    rows: "RowStatistics"
+    exchange: "Exchange"
+    dq: StagedDQ | NoDQ
+    mask: Any
+    walk: Walk
+    scale_log2: Float32
+    warpgroup: Int32
+
+    @cute.jit
+    def run(self):
+        walk, c = self.walk, self.plan.config
+        self.gemms.acc_dK.fill(0.0)
+        self.gemms.acc_dV.fill(0.0)
+        first_key = walk.tile.n_block * c.tile_n + ROWS * self.warpgroup
+        cut = self.mask.cut_blocks(walk.tile.n_block)
+        steps, out = Lockstep.start(c.stages_q, c.stages_do, c.stages_ds), self.dq.cursor()
+        self.rings["k"].wait(self.rings["k"].cursor())
+        self.rings["v"].wait(self.rings["v"].cursor())
+        for _ in cutlass.range(walk.heads, unroll=1):
+            # first the blocks that the mask cuts, then those whose queries all see all keys
+            for i in cutlass.range(cut, unroll=1):
+                q, do, ds = steps.of(c.stages_q), steps.of(c.stages_do), steps.of(c.stages_ds)
+                self._probabilities(q, do)
+                self.mask.hide(self.gemms.acc_S, first_key, walk.first + i)
+                out = self._gradients(q, do, ds, out)
+                steps = steps.advance()
+            for _ in cutlass.range(walk.blocks - cut, unroll=1):
+                q, do, ds = steps.of(c.stages_q), steps.of(c.stages_do), steps.of(c.stages_ds)
+                self._probabilities(q, do)
+                out = self._gradients(q, do, ds, out)
+                steps = steps.advance()
+
+    @cute.jit
+    def _probabilities(self, q: Cursor, do: Cursor):
+        """S^T = K Q^T and P = exp(S - LSE), while dP^T = V dO^T is on its way."""
+        self.rings["q"].wait(q)
+        self.gemms.start_scores(q)
+        self.rings["do"].wait(do)
+        self.gemms.start_dp(do)
+        wait_gemms(1)
+        self.rows.probabilities(self.gemms.acc_S, q, self.scale_log2)
+
+    @cute.jit
+    def _gradients(self, q: Cursor, do: Cursor, ds: Cursor, out: Cursor):
+        """dS = P * (dP - D); dV += P^T dO; dQ = dS K; dK += dS^T Q. Returns the cursor of the next dQ."""
+        gemms = self.gemms
+        gemms.take_p()
+        wait_gemms(0)
+        self.rows.score_gradients(gemms.acc_S, gemms.acc_dP, do)
+        gemms.take_ds()
+        gemms.start_dv(do)
+        self.exchange.share(gemms.rdS, ds)
+        if cutlass.const_expr(not self.plan.config.overlap_dq):
+            wait_gemms(0)
+        gemms.dq.start(ds)
+        wait_gemms(gemms.dq.groups)
+        self.rings["do"].release(do)
+        gemms.start_dk(q)
+        wait_gemms(1)
+        out = self.dq.put(gemms.dq.acc, out)
+        wait_gemms(0)
+        self.rings["q"].release(q)
+        return out
+
+
+@dataclass(frozen=True)
+class RowStatistics:
+    """LSE (in base 2) and D of the query rows, which are the columns of S^T."""
+
+    sLSE: cute.Tensor
+    sD: cute.Tensor
+
+    @cute.jit
+    def probabilities(self, acc_S: cute.Tensor, q: Cursor, scale_log2: Float32):
+        """P = 2^(scale_log2 * S - LSE), in place."""
+        scores = rows_and_columns(acc_S)
+        for c in cutlass.range_constexpr(cute.size(scores, mode=[1])):
+            lse = self._of_column(self.sLSE, c, q)
+            for r in cutlass.range_constexpr(ROWS_OF_THREAD):
+                scores[r, c] = cute.math.exp2(scores[r, c] * scale_log2 - lse, fastmath=True)
+
+    @cute.jit
+    def score_gradients(self, acc_P: cute.Tensor, acc_dP: cute.Tensor, do: Cursor):
+        """dS = P * (dP - D), in the place of dP."""
+        p, dp = rows_and_columns(acc_P), rows_and_columns(acc_dP)
+        for c in cutlass.range_constexpr(cute.size(p, mode=[1])):
+            delta = self._of_column(self.sD, c, do)
+            for r in cutlass.range_constexpr(ROWS_OF_THREAD):
+                dp[r, c] = p[r, c] * (dp[r, c] - delta)
+
+    def _of_column(self, rows: cute.Tensor, c: int, cursor: Cursor):
+        return rows[8 * (c // 2) + c % 2 + 2 * place_in_quad(), cursor.stage]
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """dS from the registers of each warpgroup to shared memory, where all of them read it for dQ."""
+
+    plan: Plan
+    sdS: cute.Tensor
+    everyone: CommonBarrier
+    warpgroup: Int32
+
+    @cute.jit
+    def share(self, rdS: cute.Tensor, ds: Cursor):
+        """Returns when the dS of all warpgroups is there.
+
+        With two stages no one overwrites what another still reads: who writes a stage again has met everyone since,
+        after their dQ of its last use.
+        """
+        if cutlass.const_expr(self.plan.config.stages_ds == 1):
+            self.everyone.join()
+        slab = self.sdS[None, None, ds.stage * self.plan.config.math_warpgroups + self.warpgroup]
+        keys_by_queries = cute.make_tensor(slab.iterator, cute.select(slab.layout, mode=[1, 0]))
+        atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(True, 4), self.plan.dtype)
+        to_smem = cute.make_tiled_copy_C(atom, self.plan.st).get_slice(thread_of_warpgroup())
+        cute.copy(to_smem, to_smem.retile(rdS), to_smem.partition_D(keys_by_queries))
+        cute.arch.fence_proxy("async.shared", space="cta")
+        self.everyone.join()
+
+
+@dataclass(frozen=True)
+class Gemms:
+    """The five GEMMs of a warpgroup: operands in shared memory as descriptors, accumulators and P, dS in registers."""
+
+    plan: Plan
+    tSrK: cute.Tensor
+    tSrQ: cute.Tensor
+    tdPrV: cute.Tensor
+    tdPrdO: cute.Tensor
+    tdVrdO: cute.Tensor
+    tdKrQ: cute.Tensor
+    dq: DQGemm | NoDQGemm
+    acc_S: cute.Tensor
+    acc_dP: cute.Tensor
+    rP: cute.Tensor
+    rdS: cute.Tensor
+    acc_dV: cute.Tensor
+    acc_dK: cute.Tensor
+
+    @classmethod
+    def of(cls, plan: Plan, shared: dict[str, cute.Tensor], group: Int32, has_dq: bool) -> "Gemms":
+        c = plan.config
+        st, dv, dk = plan.st.get_slice(0), plan.dv.get_slice(0), plan.dk.get_slice(0)
+        scores = plan.st.partition_shape_C((ROWS, c.tile_m))
+        return cls(
+            plan,
+            plan.st.make_fragment_A(st.partition_A(shared["k"]))[None, None, None, group],
+            plan.st.make_fragment_B(st.partition_B(shared["q"])),
+            plan.st.make_fragment_A(st.partition_A(shared["v"]))[None, None, None, group],
+            plan.st.make_fragment_B(st.partition_B(shared["do"])),
+            plan.dv.make_fragment_B(dv.partition_B(shared["do t"])),
+            plan.dk.make_fragment_B(dk.partition_B(shared["q t"])),
+            DQGemm.of(c, plan.dq, shared["k t"], shared["ds"], group) if has_dq else NoDQGemm(),
+            cute.make_rmem_tensor(scores, Float32),
+            cute.make_rmem_tensor(scores, Float32),
+            cute.make_rmem_tensor(scores, plan.dtype),
+            cute.make_rmem_tensor(scores, plan.dtype),
+            cute.make_rmem_tensor(plan.dv.partition_shape_C((ROWS, c.head_dim_v)), Float32),
+            cute.make_rmem_tensor(plan.dk.partition_shape_C((ROWS, c.head_dim)), Float32),
+        )
+
+    @call_site
+    def start_scores(self, q: Cursor):
+        """S^T = K Q^T, not waited for."""
+        start_gemm(self.plan.st, self.acc_S, self.tSrK, self.tSrQ[None, None, None, q.stage], False)
+
+    @call_site
+    def start_dp(self, do: Cursor):
+        """dP^T = V dO^T, not waited for."""
+        start_gemm(self.plan.st, self.acc_dP, self.tdPrV, self.tdPrdO[None, None, None, do.stage], False)
+
+    @call_site
+    def start_dv(self, do: Cursor):
+        """dV += P^T dO, not waited for."""
+        b = self.tdVrdO[None, None, None, do.stage]
+        start_gemm(self.plan.dv, self.acc_dV, as_a_operand_16(self.rP), b, True)
+
+    @call_site
+    def start_dk(self, q: Cursor):
+        """dK += dS^T Q, not waited for."""
+        b = self.tdKrQ[None, None, None, q.stage]
+        start_gemm(self.plan.dk, self.acc_dK, as_a_operand_16(self.rdS), b, True)
+
+    def take_p(self):
+        """P^T in 16 bits: the accumulator's registers, in the order the GEMM of dV wants its A operand in."""
+        convert_16(self.acc_S, self.rP)
+
+    def take_ds(self):
+        convert_16(self.acc_dP, self.rdS)
+
+
+class InRegisters:
+    """The design of this file: P and dS stay in the registers of the warpgroup that owns their keys."""
+
+    @staticmethod
+    def plan(key: BackwardKey) -> Plan:
+        return Plan.of(key)
+
+    @staticmethod
+    @cute.jit
+    def consume(
+        plan: cutlass.Constexpr,
+        operands: Operands,
+        rings,
+        shared,
+        mask,
+        walk: Walk,
+        scales,
+        own: Int32,
+        ordered: cutlass.Constexpr,
+    ):
+        """What a math warpgroup does. Here the dQ writer sees to an order of dQ."""
+        if cutlass.const_expr(plan.config.dq_gemm == "lone"):
+            if own == 0:
+                consume_in_registers(plan, operands, rings, shared, mask, walk, scales, own, True)
+            else:
+                consume_in_registers(plan, operands, rings, shared, mask, walk, scales, own, False)
+        else:
+            consume_in_registers(plan, operands, rings, shared, mask, walk, scales, own, True)
+
+
+@cute.jit
+def consume_in_registers(
+    plan: cutlass.Constexpr,
+    operands: Operands,
+    rings,
+    shared,
+    mask,
+    walk: Walk,
+    scales,
+    own: Int32,
+    has_dq: cutlass.Constexpr,
+):
+    """The main loop, then the epilogue. Nobody but this warpgroup reads its V; its K is read by all for their dQ."""
+    scale_log2, scale = scales
+    everyone = CommonBarrier(plan.barriers.first("ds"), plan.config.math_warpgroups)
+    gemms = Gemms.of(plan, shared, own, has_dq)
+    rows = RowStatistics(shared["q rows"], shared["do rows"])
+    exchange = Exchange(plan, shared["ds"], everyone, own)
+    dq = StagedDQ(rings["dq"], shared["dq"], own) if has_dq else NoDQ()
+    Math(plan, rings, gemms, rows, exchange, dq, mask, walk, scale_log2, own).run()
+    own = own_warpgroup()  # anew: kept through the main loop, it would be the register too many at 80 x 128
+    alone = WarpgroupBarrier(plan.barriers.first("rows"), own)
+    row_block = walk.tile.n_block * plan.config.math_warpgroups + own
+    dv_store = Staged(operands.dv, shared["v"], plan.dv, own, alone)
+    dk_store = Staged(operands.dk, shared["k"], plan.dk, own, alone)
+    dv_store.store(gemms.acc_dV, walk.tile, row_block)
+    multiply(gemms.acc_dK, scale)
+    everyone.join()
+    dk_store.store(gemms.acc_dK, walk.tile, row_block)
+    dk_store.drain()
+
+
+def own_warpgroup() -> Int32:
+    """0 for the first math warpgroup, the same value in all lanes of a warp."""
+    return cute.arch.make_warp_uniform(cute.arch.warp_idx() // 4 - 1)
+
+
+def multiply(acc: cute.Tensor, factor: Float32):
+    for i in range(cute.size(acc)):
+        acc[i] = acc[i] * factor
+
+
+# ------------------------------------------------------------------------------------------------------ kernel and host
+
+
+ORDERS: dict[tuple[bool, bool], Any] = {
+    (False, False): KeysFirst,
+    (False, True): FirstKeysFirst,  # few key blocks of one head at a time: fewer that must wait for one another
+    (True, False): FirstKeysFirst,
+    (True, True): LastKeysFirst,
+}
+"""(causal, deterministic) -> order of the CTAs. With sums in a fixed order a CTA may wait only for one that starts
+earlier, so ranks (`parts/key_mask.py`) follow it."""
+
+
+class Backward:
+    """Compiles one key. Called with torch-shaped tensors: q, k, v, do, dk, dv (batch, sequence, head, dim); the row
+    statistics lse_log2, delta (batch, head, rows padded to tile_m) float32; dq_accum (batch, head, m_block, slice,
+    element) float32; turns (batch, head, m_block) int32 zeros."""
+
+    def __init__(self, key: BackwardKey, design: Any):
+        """`design` is `InRegisters`, or another that has a `plan` and a `consume`."""
+        self.key, self.design = key, design
+        check_backward(key.config)
+        self.smem_bytes = 0  # what the storage takes, known once the kernel has been traced
+        self.mask = KEY_MASKS[key.config.causal]
+        self.order = ORDERS[key.config.causal, key.deterministic]
+
+    @cute.jit
+    def __call__(
+        self,
+        q: cute.Tensor,
+        k: cute.Tensor,
+        v: cute.Tensor,
+        do: cute.Tensor,
+        lse_log2: cute.Tensor,
+        delta: cute.Tensor,
+        dq_accum: cute.Tensor,
+        turns: cute.Tensor,
+        dk: cute.Tensor,
+        dv: cute.Tensor,
+        scale_log2: Float32,
+        scale: Float32,
+        stream,
+    ):
+        plan, c = self.design.plan(self.key), self.key.config
+        operands = Operands(
+            load_operand(sequence_major(q), plan.lQ, (c.tile_m, c.head_dim)),
+            load_operand(sequence_major(k), plan.lK, (c.key_rows, c.head_dim)),
+            load_operand(sequence_major(v), plan.lV, (c.key_rows, c.head_dim_v)),
+            load_operand(sequence_major(do), plan.ldO, (c.tile_m, c.head_dim_v)),
+            store_operand(sequence_major(dk), plan.lK, (c.key_rows, c.head_dim)),
+            store_operand(sequence_major(dv), plan.lV, (c.key_rows, c.head_dim_v)),
+            _reversed(lse_log2),
+            _reversed(delta),
+            _reversed(dq_accum),
+            _reversed(turns),
+        )
+        group = q.shape[2] // k.shape[2]
+        row_bytes = (c.head_dim + c.head_dim_v) * plan.dtype.width // 8 + (c.head_dim + 2) * Float32.width // 8
+        head_bytes = cutlass.Int64(q.shape[1]) * (row_bytes * group)
+        n_blocks = cute.ceil_div(k.shape[1], c.tile_n)
+        space = TileSpace.over(n_blocks, k.shape[2], k.shape[2], k.shape[0], head_bytes)
+        self.kernel(operands, space, group, q.shape[1], k.shape[1], scale_log2, scale).launch(
+            grid=[space.count, 1, 1],
+            block=[c.threads, 1, 1],
+            min_blocks_per_mp=1,  # without it ptxas ignores setmaxnreg (C7508)
+            use_pdl=True,
+            stream=stream,
+        )
+
+    @cute.kernel
+    def kernel(
+        self,
+        operands: Operands,
+        space: TileSpace,
+        group: Int32,
+        seqlen_q: Int32,
+        seqlen_k: Int32,
+        scale_log2: Float32,
+        scale: Float32,
+    ):
+        plan, c = self.design.plan(self.key), self.key.config
+        warp_index = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        if warp_index == 0:
+            for operand in (operands.q, operands.k, operands.v, operands.do, operands.dk, operands.dv):
+                cpasync.prefetch_descriptor(operand.atom)
+
+        Storage = plan.storage()
+        self.smem_bytes = Storage.__sizeof__()
+        storage = SmemAllocator().allocate(Storage)
+        shared = plan.views(storage)
+        barriers = storage.barriers.data_ptr()
+        if warp_index == 0:
+            init_barriers(plan.topology, barriers)
+        cute.arch.sync_threads()
+
+        rings = make_rings(plan.topology, barriers)
+        mask = self.mask(seqlen_q, seqlen_k, c.tile_m, c.tile_n)
+        number, _, _ = cute.arch.block_idx()
+        tile = self.order(space).tile(number)
+        first = mask.first_block(tile.n_block)
+        walk = Walk(tile, tile.head * group, group, first, cute.ceil_div(seqlen_q, c.tile_m) - first)
+        budget = backward_registers(c)
+        if warp_index < 4:
+            cute.arch.setmaxregister_decrease(budget.load)
+            if warp_index == 0:
+                Load(plan, operands, rings, shared, walk).run()
+            if cutlass.const_expr(c.dq_store == "staged"):
+                if warp_index == 1:
+                    turnstile = NoTurnstile()
+                    if cutlass.const_expr(self.key.deterministic):
+                        turnstile = WriterTurnstile(operands.turns[None, None, tile.batch], mask, tile.n_block)
+                    DQWriter(rings["dq"], operands.mdQ, shared["dq"], turnstile, walk).run()
+        else:
+            cute.arch.setmaxregister_increase(budget.math)
+            own = own_warpgroup()
+            scales, ordered = (scale_log2, scale), self.key.deterministic
+            self.design.consume(plan, operands, rings, shared, mask, walk, scales, own, ordered)
+
+
+def _reversed(tensor: cute.Tensor) -> cute.Tensor:
+    """The modes in the opposite order: the contiguous one first."""
+    modes = list(range(cute.rank(tensor)))[::-1]
+    return cute.make_tensor(tensor.iterator, cute.select(tensor.layout, mode=modes))
