@@ -45,6 +45,10 @@ class BackwardConfig:
     each warpgroup 64 of the rows. `lone`: dQ = dS K by the first warpgroup."""
     dq_store: DQStore = "staged"
     """`staged`: through shared memory, added by the dQ writer. `direct`: 16-byte reductions from registers."""
+    dq_pieces: int = 1
+    """Pieces in which a slice of dQ goes through shared memory."""
+    stages_dq: int = 1
+    """Pieces of each warpgroup that shared memory holds."""
 
     @property
     def key_rows(self) -> int:
@@ -65,6 +69,21 @@ class BackwardConfig:
     def dq_slice(self) -> int:
         """fp32 elements of such a part."""
         return self.tile_m * self.head_dim // self.dq_slices
+
+    @property
+    def dq_parts(self) -> int:
+        """Warpgroups that have a part in dQ."""
+        return 1 if self.dq_gemm == "lone" else self.math_warpgroups
+
+    @property
+    def dq_piece(self) -> int:
+        """fp32 elements of what goes through shared memory at a time."""
+        return self.dq_slice // self.dq_pieces
+
+    @property
+    def dq_rounds(self) -> int:
+        """Pieces of a warpgroup for one query block."""
+        return self.dq_slices // self.dq_parts * self.dq_pieces
 
     @property
     def threads(self) -> int:
@@ -93,7 +112,7 @@ class BackwardKey:
         return (
             f"{self.part}_{self.dtype}_{dims}_{mask}_m{c.tile_m}n{c.tile_n}"
             f"_q{c.stages_q}do{c.stages_do}ds{c.stages_ds}{'o' * c.overlap_dq}_w{c.math_warpgroups}"
-            f"_{c.design}_{c.dq_gemm}_{c.dq_store}{flags}"
+            f"_{c.design}_{c.dq_gemm}_{c.dq_store}{c.dq_pieces}s{c.stages_dq}{flags}"
         )
 
     def as_dict(self) -> dict[str, object]:

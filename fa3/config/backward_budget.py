@@ -16,6 +16,8 @@ from .types import ROWS_OF_WARPGROUP as ROWS
 ROW_BYTES = 4
 """Of one fp32 number: LSE or D of a query row."""
 ROWS_ALIGNMENT = 128
+VECTORS = 512
+"""fp32 numbers in 16 bytes of every thread of a warpgroup."""
 
 
 def backward_schedule(config: BackwardConfig) -> RoleSchedule:
@@ -34,7 +36,7 @@ def backward_topology(config: BackwardConfig) -> Topology:
         Edge("do", "load", math, stages=config.stages_do, bytes=_with_rows(config.tile_m, config.head_dim_v)),
     ]
     if config.dq_store == "staged":
-        edges.append(Edge("dq", math[: config.dq_slices], ("dq_writer",), stages=config.dq_slices))
+        edges.append(Edge("dq", math[: config.dq_parts], ("dq_writer",), stages=config.dq_parts * config.stages_dq))
     return Topology.of(schedule, *edges)
 
 
@@ -50,10 +52,9 @@ def backward_smem(config: BackwardConfig) -> SharedMemoryPlan:
         "q": k_major(c.tile_m, c.head_dim, ELEMENT_BITS, c.stages_q).bytes,
         "do": k_major(c.tile_m, c.head_dim_v, ELEMENT_BITS, c.stages_do).bytes,
         **_exchanged(c),
-        "dq": 4 * c.dq_slice * c.dq_slices,
     }
-    if c.dq_store == "direct":
-        del swizzled["dq"]
+    if c.dq_store == "staged":
+        swizzled["dq"] = 4 * c.dq_piece * c.dq_parts * c.stages_dq
     return SharedMemoryPlan.of(
         [
             Buffer("barriers", backward_topology(c).bytes, 8),
@@ -86,11 +87,13 @@ def check_backward(config: BackwardConfig) -> BackwardConfig:
     for name, kind in BACKWARD_STRATEGY_FIELDS.items():
         if getattr(c, name) not in get_args(kind):
             raise ValueError(f"{name} is {getattr(c, name)!r}; it must be one of {', '.join(get_args(kind))}")
-    for name in ("stages_q", "stages_do", "stages_ds"):
+    for name in ("stages_q", "stages_do", "stages_ds", "stages_dq", "dq_pieces"):
         if getattr(c, name) < 1:
             raise ValueError(f"{name} is {getattr(c, name)}; there is at least one")
     if c.tile_m % 16 or not 16 <= c.tile_m <= 128:
         raise ValueError(f"tile_m is {c.tile_m}; it must be a multiple of 16 from 16 to 128")
+    if c.dq_slice % (c.dq_pieces * VECTORS):
+        raise ValueError(f"dq_pieces is {c.dq_pieces}; a slice of {c.dq_slice} has pieces of a multiple of {VECTORS}")
     (_check_registers if c.design == "registers" else _check_shared)(c)
     for name in ("head_dim", "head_dim_v"):
         if getattr(c, name) % 32 or not 32 <= getattr(c, name) <= 256:
@@ -121,8 +124,6 @@ def _check_shared(c: BackwardConfig) -> None:
         raise ValueError(f"tile_n is {c.tile_n}; it must be a multiple of 16, and of 8 for each of {groups} warpgroups")
     if c.head_dim % (ROWS * groups) or c.head_dim_v % ROWS:
         raise ValueError(f"head_dim is {c.head_dim}; it must be a multiple of {ROWS} for each of {groups} warpgroups")
-    if c.dq_store == "staged" and c.dq_slices != groups:
-        raise ValueError(f"dq_store is 'staged': {groups} warpgroups cannot have one part each of {c.dq_slices}")
 
 
 def _tile(rows: int, columns: int) -> int:

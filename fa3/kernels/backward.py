@@ -52,16 +52,16 @@ from fa3.pipeline.ring import Ring, init_barriers, make_rings
 from fa3.pipeline.topology import Topology
 
 from .forward import COL_MAJOR, DTYPES, ROW_MAJOR, SMEM_ALIGNMENT
-from .parts.bulk import add_to_global, load_row
+from .parts.bulk import load_row
 from .parts.dq import DQGemm, NoDQ, NoDQGemm, StagedDQ, dq_mma
 from .parts.epilogue import Staged
 from .parts.gemm import convert_16, start_gemm, wait_gemms
 from .parts.key_mask import KEY_MASKS
-from .parts.key_tiles import FirstKeysFirst, KeysFirst, KeyTile, LastKeysFirst
+from .parts.key_tiles import FirstKeysFirst, KeysFirst, KeyTile
 from .parts.lanes import ROWS_OF_THREAD, place_in_quad, thread_of_warpgroup
 from .parts.tiles import TileSpace
 from .parts.tma import TmaOperand, load_operand, partition, sequence_major, store_operand
-from .parts.turnstile import NoTurnstile, WriterTurnstile
+from .parts.turnstile import FirstStores, InOrder
 
 # --------------------------------------------------------------------------------------- shared memory, edges, barriers
 
@@ -164,13 +164,13 @@ class Plan:
             "do t": tiles(storage.do, self.ldOt),
             "do rows": storage.delta.get_tensor(cute.make_layout((c.tile_m, c.stages_do))),
             "ds": tiles(storage.ds, self.ldS),
-            "dq": storage.dq.get_tensor(cute.make_layout((c.dq_slice, c.dq_slices))),
+            "dq": storage.dq.get_tensor(cute.make_layout((c.dq_piece, c.stages_dq, c.dq_parts))),
         }
 
 
 def dq_staging(config: BackwardConfig) -> int:
     """fp32 numbers of the buffer in which dQ waits for the dQ writer."""
-    return config.dq_slice * config.dq_slices if config.dq_store == "staged" else 0
+    return config.dq_piece * config.stages_dq * config.dq_parts if config.dq_store == "staged" else 0
 
 
 def tiles(buffer, layout: cute.ComposedLayout) -> cute.Tensor:
@@ -287,39 +287,61 @@ class Load:
 
 @dataclass(frozen=True)
 class DQWriter:
-    """The warp that adds dQ to global memory: the slices of all math warpgroups, step by step."""
+    """The warp that adds dQ to global memory: for each query block, piece by piece, what the math warpgroups hand it."""
 
-    ring: Ring
+    config: BackwardConfig
+    rings: tuple[Ring, ...]
+    """Of each math warpgroup with a part in dQ."""
     mdQ: cute.Tensor
-    slices: cute.Tensor
+    """(element, slice, m_block, head, batch)."""
+    staging: cute.Tensor
+    """(element of a piece, stage, warpgroup)."""
     turnstile: Any
     walk: Walk
 
     @cute.jit
     def run(self):
-        walk, count = self.walk, self.ring.plan.edge.stages
-        out = self.ring.cursor()
-        cute.arch.griddepcontrol_wait()  # dQ is cleared by backward_prepare
+        walk, rounds = self.walk, self.config.dq_rounds
+        lag = min(self.config.stages_dq, 2) - 1
+        out = self.rings[0].cursor()
+        freed = out
+        cute.arch.griddepcontrol_wait()  # backward_prepare has set the counters to 0
         for h in cutlass.range(walk.heads, unroll=1):
             for i in cutlass.range(walk.blocks, unroll=1):
-                gdQ = self.mdQ[None, None, walk.first + i, walk.first_head + h, walk.tile.batch]
-                done = out
-                self.turnstile.wait(walk.first + i, walk.first_head + h)  # as a rule it has come before the data
-                for s in cutlass.range_constexpr(count):
-                    self.ring.wait(out)
-                    with cute.arch.elect_one():
-                        source, target = self.slices[None, s].iterator, gdQ[None, s].iterator
-                        add_to_global(target, source, cute.size(self.slices, mode=[0]))
-                        cute.arch.cp_async_bulk_commit_group()
+                m_block, head = walk.first + i, walk.first_head + h
+                self.turnstile.wait(m_block, head)  # as a rule it has come before the data
+                for r in cutlass.range_constexpr(rounds):
+                    self._add(self.mdQ[None, None, m_block, head, walk.tile.batch], r, out)
                     out = out.advance()
-                for s in cutlass.range_constexpr(count):
-                    with cute.arch.elect_one():
-                        cute.arch.cp_async_bulk_wait_group(count - 1 - s, read=True)
-                    self.ring.release(done)
-                    done = done.advance()
-                self.turnstile.give(walk.first + i, walk.first_head + h)
+                    if cutlass.const_expr(r >= lag):
+                        freed = self._free(freed, lag)
+                if cutlass.const_expr(lag > 0):
+                    freed = self._free(freed, 0)
+                self.turnstile.give(m_block, head)
         with cute.arch.elect_one():
             cute.arch.cp_async_bulk_wait_group(0)
+
+    @cute.jit
+    def _add(self, gdQ: cute.Tensor, number: cutlass.Constexpr, cursor: Cursor):
+        """Piece `number` of each warpgroup, as it comes."""
+        c = self.config
+        index, piece = divmod(number, c.dq_pieces)
+        for p in cutlass.range_constexpr(c.dq_parts):
+            self.rings[p].wait(cursor)
+            target = gdQ[None, p * (c.dq_slices // c.dq_parts) + index].iterator + piece * c.dq_piece
+            with cute.arch.elect_one():
+                self.turnstile.put(target, self.staging[None, cursor.stage, p].iterator, c.dq_piece)
+                cute.arch.cp_async_bulk_commit_group()
+
+    @cute.jit
+    def _free(self, cursor: Cursor, younger: cutlass.Constexpr):
+        """Waits until all but the `younger` last pieces have been read, and frees one. Returns the cursor of the next."""
+        parts = self.config.dq_parts
+        for p in cutlass.range_constexpr(parts):
+            with cute.arch.elect_one():
+                cute.arch.cp_async_bulk_wait_group((younger + 1) * parts - 1 - p, read=True)
+            self.rings[p].release(cursor)
+        return cursor.advance()
 
 
 @dataclass(frozen=True)
@@ -569,7 +591,7 @@ def consume_in_registers(
     gemms = Gemms.of(plan, shared, own, has_dq)
     rows = RowStatistics(shared["q rows"], shared["do rows"])
     exchange = Exchange(plan, shared["ds"], everyone, own)
-    dq = StagedDQ(rings["dq"], shared["dq"], own) if has_dq else NoDQ()
+    dq = StagedDQ.of(plan.config, rings["dq"], shared["dq"], own) if has_dq else NoDQ()
     Math(plan, rings, gemms, rows, exchange, dq, mask, walk, scale_log2, own).run()
     own = own_warpgroup()  # anew: kept through the main loop, it would be the register too many at 80 x 128
     alone = WarpgroupBarrier(plan.barriers.first("rows"), own)
@@ -596,14 +618,8 @@ def multiply(acc: cute.Tensor, factor: Float32):
 # ------------------------------------------------------------------------------------------------------ kernel and host
 
 
-ORDERS: dict[tuple[bool, bool], Any] = {
-    (False, False): KeysFirst,
-    (False, True): FirstKeysFirst,  # few key blocks of one head at a time: fewer that must wait for one another
-    (True, False): FirstKeysFirst,
-    (True, True): LastKeysFirst,
-}
-"""(causal, deterministic) -> order of the CTAs. With sums in a fixed order a CTA may wait only for one that starts
-earlier, so ranks (`parts/key_mask.py`) follow it."""
+ORDERS: dict[bool, Any] = {False: KeysFirst, True: FirstKeysFirst}
+"""causal -> order of the CTAs. In both a key block starts before those behind it, for which it never waits."""
 
 
 class Backward:
@@ -617,7 +633,7 @@ class Backward:
         check_backward(key.config)
         self.smem_bytes = 0  # what the storage takes, known once the kernel has been traced
         self.mask = KEY_MASKS[key.config.causal]
-        self.order = ORDERS[key.config.causal, key.deterministic]
+        self.order = FirstKeysFirst if key.deterministic else ORDERS[key.config.causal]
 
     @cute.jit
     def __call__(
@@ -652,6 +668,8 @@ class Backward:
         group = q.shape[2] // k.shape[2]
         row_bytes = (c.head_dim + c.head_dim_v) * plan.dtype.width // 8 + (c.head_dim + 2) * Float32.width // 8
         head_bytes = cutlass.Int64(q.shape[1]) * (row_bytes * group)
+        if cutlass.const_expr(self.key.deterministic):
+            head_bytes = cutlass.Int64(1)  # one section: fewest key blocks of a head at a time that wait for each other
         n_blocks = cute.ceil_div(k.shape[1], c.tile_n)
         space = TileSpace.over(n_blocks, k.shape[2], k.shape[2], k.shape[0], head_bytes)
         self.kernel(operands, space, group, q.shape[1], k.shape[1], scale_log2, scale).launch(
@@ -701,10 +719,10 @@ class Backward:
                 Load(plan, operands, rings, shared, walk).run()
             if cutlass.const_expr(c.dq_store == "staged"):
                 if warp_index == 1:
-                    turnstile = NoTurnstile()
-                    if cutlass.const_expr(self.key.deterministic):
-                        turnstile = WriterTurnstile(operands.turns[None, None, tile.batch], mask, tile.n_block)
-                    DQWriter(rings["dq"], operands.mdQ, shared["dq"], turnstile, walk).run()
+                    way_in = InOrder if self.key.deterministic else FirstStores
+                    turnstile = way_in(operands.turns[None, None, tile.batch], tile.n_block)
+                    parts = tuple(rings["dq"].of_producer(Int32(i)) for i in range(c.dq_parts))
+                    DQWriter(c, parts, operands.mdQ, shared["dq"], turnstile, walk).run()
         else:
             cute.arch.setmaxregister_increase(budget.math)
             own = own_warpgroup()

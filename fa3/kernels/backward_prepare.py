@@ -75,7 +75,8 @@ class BackwardPrepare:
             self._row(gO, gdO, mLSE, mdLSE, mLSE_log2, mD, row, thread % self.lanes)
         if thread == 0:
             turns[batch, head, m_block] = Int32(0)
-        self._clear(mdQ[batch, head, m_block, None, None], thread)
+        if self._is_to_be_cleared(mLSE, m_block):
+            self._clear(mdQ[batch, head, m_block, None, None], thread)
 
     @cute.jit
     def _row(self, gO, gdO, mLSE, mdLSE, mLSE_log2, mD, row: Int32, lane: Int32):
@@ -99,6 +100,17 @@ class BackwardPrepare:
                         delta = product - mdLSE[batch, head, row]
             mLSE_log2[batch, head, row] = lse
             mD[batch, head, row] = delta
+
+    @cute.jit
+    def _is_to_be_cleared(self, mLSE: cute.Tensor, m_block: Int32):
+        """Where the dQ writer stores the first part of a sum, a block that no key block sees: its last row, which sees
+        the most keys, has LSE = -inf. (So has a row with scores of -inf alone, for which clearing does no harm.)"""
+        clear = True
+        if cutlass.const_expr(self.key.config.dq_store == "staged"):
+            _, head, batch = cute.arch.block_idx()
+            last = cutlass.min((m_block + 1) * self.key.config.tile_m, mLSE.shape[2]) - 1
+            clear = mLSE[batch, head, last] == -math.inf
+        return clear
 
     @cute.jit
     def _clear(self, block: cute.Tensor, thread: Int32):

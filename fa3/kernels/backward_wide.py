@@ -156,7 +156,7 @@ class WidePlan:
         c = self.config
         staged = {}
         if c.dq_store == "staged":
-            staged["dq"] = storage.dq.get_tensor(cute.make_layout((c.dq_slice, c.dq_slices)))
+            staged["dq"] = storage.dq.get_tensor(cute.make_layout((c.dq_piece, c.stages_dq, c.dq_parts)))
         return {
             **staged,
             "k": tiles(storage.k, self.lK),
@@ -496,11 +496,11 @@ class ThroughShared:
         dv = KeyGradient.of(plan.dv, plan.dv_share, shared["do t"], shared["p"][None, None, 0], own)
         dk = KeyGradient.of(plan.dk, plan.dk_share, shared["q t"], shared["ds"][None, None, 0], own)
         if cutlass.const_expr(c.dq_store == "staged"):
-            way = StagedDQ(rings["dq"], shared["dq"], own)
+            way = StagedDQ.of(c, rings["dq"], shared["dq"], own)
         else:
             counters = operands.turns[None, None, walk.tile.batch]
             alone = WarpgroupBarrier(plan.barriers.first("rows"), own)
-            turnstile = WarpgroupTurnstile(counters, mask, walk.tile.n_block, c.math_warpgroups, alone)
+            turnstile = WarpgroupTurnstile(counters, walk.tile.n_block, c.math_warpgroups, alone)
             way = DirectDQ(operands.mdQ, turnstile if ordered else NoTurnstile(), c.dq_slices // c.math_warpgroups)
         dq = QueryGradient.of(plan, shared, way, walk.tile.batch, own)
         Math(plan, rings, scores, dv, dk, dq, everyone, mask, walk, scale_log2, own).run()

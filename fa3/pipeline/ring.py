@@ -9,7 +9,7 @@ with its cursor's phase and a producer with the opposite one, which lets the fir
 Source: PTX ISA, `mbarrier`; FlashAttention-3 (arXiv 2407.08608), Algorithm 1, "ring".
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import cutlass
 import cutlass.cute as cute
@@ -31,6 +31,13 @@ class Ring:
     def cursor(self) -> Cursor:
         """The first stage of the first lap, as run-time integers."""
         return Cursor(Int32(0), Int32(0), self.plan.edge.stages)
+
+    def of_producer(self, index: Int32) -> "Ring":
+        """The stages of one of several producers, as a ring of its own."""
+        edge = self.plan.edge
+        part = replace(edge, producer=edge.producers[0], stages=edge.stages_of_producer)
+        first = index * part.stages
+        return Ring(replace(self.plan, edge=part), self.full + first, self.empty + first)
 
     @call_site
     @cute.jit

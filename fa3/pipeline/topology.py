@@ -22,8 +22,8 @@ class Edge:
     """A ring from `producer` to `consumers`. `bytes` per filling when the copy engine fills it, 0 when threads do.
 
     `private`: each consumer has stages of its own (stage i belongs to consumer i, which alone frees it), instead of all
-    consumers reading every stage. `producer` may name several roles: each then has one stage of its own, stage i for
-    producer i.
+    consumers reading every stage. `producer` may name several roles: the stages are then dealt out to them, the first ones to
+    the first role.
     """
 
     name: str
@@ -39,7 +39,11 @@ class Edge:
 
     def fillers(self, stage: int) -> tuple[str, ...]:
         """The roles that fill a stage."""
-        return self.producers if isinstance(self.producer, str) else (self.producer[stage],)
+        return (self.producers[stage // self.stages_of_producer],)
+
+    @property
+    def stages_of_producer(self) -> int:
+        return self.stages // len(self.producers)
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,7 @@ def _check(schedule: RoleSchedule, edge: Edge) -> None:
             f"edge {edge.name!r} is filled by TMA: {edge.producer!r} must issue from one warp, "
             f"not {max(issuing)}, or the bytes are announced several times"
         )
-    if not isinstance(edge.producer, str) and edge.stages != len(edge.producer):
+    if not isinstance(edge.producer, str) and edge.stages % len(edge.producer):
         raise ValueError(f"edge {edge.name!r} has {edge.stages} stages for {len(edge.producer)} producers")
     if len(issuing) != 1:
         raise ValueError(f"edge {edge.name!r}: its producers must have equally many warps")

@@ -25,16 +25,25 @@ def add_to_global(target, source, count: int, *, loc=None, ip=None):
 
     It joins the thread's open bulk group: `cp_async_bulk_commit_group` and `cp_async_bulk_wait_group` follow.
     """
+    _bulk("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32", target, source, count, loc, ip)
+
+
+@dsl_user_op
+def store_to_global(target, source, count: int, *, loc=None, ip=None):
+    """As `add_to_global`, but what was there before is lost."""
+    _bulk("cp.async.bulk.global.shared::cta.bulk_group", target, source, count, loc, ip)
+
+
+def _bulk(instruction: str, target, source, count: int, loc, ip):
     operands = [
         target.toint().ir_value(loc=loc, ip=ip),
         source.toint().ir_value(loc=loc, ip=ip),
-        Int32(4 * count).ir_value(loc=loc, ip=ip),
+        Int32(Float32.width // 8 * count).ir_value(loc=loc, ip=ip),
     ]
-    text = "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [$0], [$1], $2;"
     llvm.inline_asm(
         None,
         operands,
-        text,
+        f"{instruction} [$0], [$1], $2;",
         "l,r,r,~{memory}",
         has_side_effects=True,
         is_align_stack=False,

@@ -109,28 +109,38 @@ def vectors_of_thread(dq_slice: cute.Pointer, count: int) -> cute.Tensor:
 
 @dataclass(frozen=True)
 class StagedDQ:
-    """Into this warpgroup's slice of shared memory, for the dQ writer, who adds it to global memory."""
+    """Piece by piece into this warpgroup's stages of shared memory, for the dQ writer, who adds them to global memory."""
 
     ring: Ring
-    slices: cute.Tensor
-    """(element, warpgroup)."""
-    warpgroup: Int32
+    """The warpgroup's part of the edge."""
+    stages: cute.Tensor
+    """(element of a piece, stage)."""
+    pieces: int
+    """Of one slice."""
+
+    @classmethod
+    def of(cls, config: BackwardConfig, ring: Ring, staging: cute.Tensor, warpgroup: Int32) -> "StagedDQ":
+        """`staging` (element, stage, warpgroup)."""
+        return cls(ring.of_producer(warpgroup), staging[None, None, warpgroup], config.dq_pieces)
 
     def cursor(self) -> Cursor:
-        return Cursor(self.warpgroup, Int32(0), self.ring.plan.edge.stages)
+        return self.ring.cursor()
 
     @cute.jit
     def put(self, acc_dQ: cute.Tensor, out: Cursor):
-        """The dQ of one query block. Returns the cursor of the next."""
-        self.ring.acquire(out)
+        """A slice of one query block. Returns the cursor of the next."""
         source = vectors(acc_dQ)
-        target = vectors_of_thread(self.slices[None, self.warpgroup].iterator, cute.size(source, mode=[1]))
+        count = cute.size(source, mode=[1]) // self.pieces
         atom = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), Float32, num_bits_per_copy=128)
-        cute.copy(atom, source, target)
-        cute.arch.fence_proxy("async.shared", space="cta")
-        cute.arch.sync_warp()
-        self.ring.commit(out)
-        return out.next_lap()
+        for i in cutlass.range_constexpr(self.pieces):
+            self.ring.acquire(out)
+            piece = cute.local_tile(source, (VECTOR, count), (0, i))
+            cute.copy(atom, piece, vectors_of_thread(self.stages[None, out.stage].iterator, count))
+            cute.arch.fence_proxy("async.shared", space="cta")
+            cute.arch.sync_warp()
+            self.ring.commit(out)
+            out = out.advance()
+        return out
 
     def put_slice(self, acc_dQ: cute.Tensor, out: Cursor, own: Int32, index: int, m_block, head, batch):
         """`put`, of a caller that knows where the slice goes. Here the writer knows it."""

@@ -34,7 +34,7 @@ class KeysFirst:
 
 @dataclass(frozen=True)
 class FirstKeysFirst:
-    """Causal: the first keys are seen by the most queries. Within a section all heads' first blocks come first."""
+    """Within a section all heads' first blocks come first: under a causal mask those are seen by the most queries."""
 
     space: TileSpace
 
@@ -46,19 +46,6 @@ class FirstKeysFirst:
             head, block = _longest_first(space.small, number - space.boundary)
             head = head + space.boundary_head
         return _tile(space, head, block)
-
-
-@dataclass(frozen=True)
-class LastKeysFirst:
-    """Causal, for sums in a fixed order: the shortest first, so that each CTA meets a query block just after the CTA
-    that it must wait for."""
-
-    space: TileSpace
-
-    @cute.jit
-    def tile(self, number: Int32):
-        tile = FirstKeysFirst(self.space).tile(number)
-        return KeyTile(self.space.m_blocks.divisor - 1 - tile.n_block, tile.head, tile.batch)
 
 
 def _tile(space: TileSpace, head_of_all: Int32, n_block: Int32):

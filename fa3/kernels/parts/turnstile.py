@@ -1,13 +1,14 @@
-"""Who may add to dQ: anybody at any time, or the key blocks in a fixed order, so that every run gives the same bits.
+"""Who may add to dQ, and when.
 
-A counter in global memory for each query block, head and batch says how many CTAs have added to it. A CTA waits until
-that is its rank among the key blocks that the query block sees (`rank` of `parts/key_mask.py`), adds, waits until its
-sums are there, and counts. Ranks follow the order in which CTAs start: whoever is waited for is running or done.
+A counter in global memory for each query block, head and batch says how many CTAs have put their part of dQ there. The
+CTA of the first keys stores its part, so that nothing has to be cleared; all others add theirs to it (`FirstStores`).
+To have the same bits in every run they do so one after the other, in the order of the keys (`InOrder`). CTAs start in
+that order, too: whoever is waited for is running or done.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
+import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 from cutlass._mlir.dialects import llvm
@@ -17,39 +18,49 @@ from fa3.pipeline.barriers import WarpgroupBarrier
 from fa3.pipeline.call_site import call_site
 
 from .asm import int32_of
+from .bulk import add_to_global, store_to_global
 from .lanes import thread_of_warpgroup
 
 
 @dataclass(frozen=True)
-class NoTurnstile:
-    """The identity twin: sums in whatever order they come."""
-
-    def wait(self, m_block: Int32, head: Int32):
-        pass
-
-    def give(self, m_block: Int32, head: Int32):
-        pass
-
-
-@dataclass(frozen=True)
-class WriterTurnstile:
-    """For a warp that adds by bulk operations of its elected lane."""
+class FirstStores:
+    """For a warp that writes by bulk operations of its elected lane: the first key block stores, the others add."""
 
     counters: cute.Tensor
     """(m_block, head), int32."""
-    mask: Any
     n_block: Int32
 
     @call_site
     @cute.jit
     def wait(self, m_block: Int32, head: Int32):
-        with cute.arch.elect_one():
-            wait_for_count(_place(self.counters, m_block, head), self.mask.rank(self.n_block, m_block))
-        cute.arch.sync_warp()
+        """Until this CTA may put its part there."""
+        if self.n_block > 0:
+            self._wait_for(Int32(1), m_block, head)
+
+    @cute.jit
+    def put(self, target: cute.Pointer, source: cute.Pointer, count: cutlass.Constexpr):
+        """One thread: `count` fp32 numbers of shared memory."""
+        if self.n_block == 0:
+            store_to_global(target, source, count)
+        else:
+            add_to_global(target, source, count)
 
     @call_site
     @cute.jit
     def give(self, m_block: Int32, head: Int32):
+        """This CTA has put its part there."""
+        if self.n_block == 0:
+            self._count(m_block, head)
+
+    @cute.jit
+    def _wait_for(self, count: Int32, m_block: Int32, head: Int32):
+        with cute.arch.elect_one():
+            wait_for_count(_place(self.counters, m_block, head), count)
+            cute.arch.fence_proxy("async")
+        cute.arch.sync_warp()
+
+    @cute.jit
+    def _count(self, m_block: Int32, head: Int32):
         with cute.arch.elect_one():
             cute.arch.cp_async_bulk_wait_group(0)  # complete, not only read
             cute.arch.fence_proxy("async")
@@ -57,11 +68,36 @@ class WriterTurnstile:
 
 
 @dataclass(frozen=True)
+class InOrder(FirstStores):
+    """Key block after key block."""
+
+    @call_site
+    @cute.jit
+    def wait(self, m_block: Int32, head: Int32):
+        self._wait_for(self.n_block, m_block, head)
+
+    @call_site
+    @cute.jit
+    def give(self, m_block: Int32, head: Int32):
+        self._count(m_block, head)
+
+
+@dataclass(frozen=True)
+class NoTurnstile:
+    """For warpgroups that add from registers to what has been cleared, in whatever order they come."""
+
+    def wait(self, m_block: Int32, head: Int32):
+        pass
+
+    def give(self, m_block: Int32, head: Int32):
+        pass
+
+
+@dataclass(frozen=True)
 class WarpgroupTurnstile:
-    """For `warpgroups` warpgroups that add from registers, each to places of its own."""
+    """As `NoTurnstile`, one CTA after the other; each of its `warpgroups` has places of its own."""
 
     counters: cute.Tensor
-    mask: Any
     n_block: Int32
     warpgroups: int
     alone: WarpgroupBarrier
@@ -70,8 +106,7 @@ class WarpgroupTurnstile:
     @cute.jit
     def wait(self, m_block: Int32, head: Int32):
         if thread_of_warpgroup() == 0:
-            rank = self.mask.rank(self.n_block, m_block)
-            wait_for_count(_place(self.counters, m_block, head), rank * self.warpgroups)
+            wait_for_count(_place(self.counters, m_block, head), self.n_block * self.warpgroups)
         self.alone.join()
 
     @call_site
