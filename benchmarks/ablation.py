@@ -77,7 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(line(problem, row), flush=True)
     result: results.Result = {"env": environment.describe({}, matmul), "rows": rows}
     if args.out is not None:
-        save(result, args.out, merge=False, draw=False)
+        save(result, args.out, draw=False)
     return 0
 
 

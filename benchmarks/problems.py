@@ -9,12 +9,14 @@ from dataclasses import dataclass
 import torch
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-MODES = ("fwd",)
+MODES = ("fwd", "bwd")
 
 TOKENS = 16384
 """Tokens of a problem, batch x seqlen, as in the FlashAttention papers."""
 HIDDEN = 2048
 """Query heads x head_dim, as in the FlashAttention papers."""
+DETERMINISTIC_LENGTH = 8192
+"""At this length the backward is also measured with gradients that are the same bits from run to run."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +42,11 @@ class Problem:
     def flops(self) -> float:
         """Multiplications and additions of both GEMMs, 2 B H Sq Sk (D + Dv); half of it under a causal mask.
 
-        The convention of the papers: the half also where a causal mask hides more or less than half of the scores.
+        The convention of the papers: the half also where a causal mask hides more or less than half of the scores, and
+        2.5 times the forward for the backward, which has five GEMMs.
         """
         full = 2.0 * self.batch * self.heads_q * self.seqlen_q * self.seqlen_k * (self.head_dim + self.head_dim_v)
-        return full / 2 if self.causal else full
+        return full * (2.5 if self.mode == "bwd" else 1.0) / (2 if self.causal else 1)
 
     @property
     def input_bytes(self) -> int:
@@ -61,6 +64,17 @@ class Problem:
             for shape in (queries, keys, values)
         )
         return q, k, v
+
+    def output_gradient(self, seed: int = 0, device: str = "cuda") -> torch.Tensor:
+        """A fresh dO from N(0, 1)."""
+        generator = torch.Generator(device=device).manual_seed(~seed)
+        shape = (self.batch, self.seqlen_q, self.heads_q, self.head_dim_v)
+        return torch.randn(shape, generator=generator, device=device, dtype=self.torch_dtype)
+
+    @property
+    def also_deterministic(self) -> bool:
+        """Whether the backward is measured a second time, with gradients in a fixed order."""
+        return self.mode == "bwd" and self.seqlen_k == DETERMINISTIC_LENGTH and self.heads_q == self.heads_kv
 
     def __str__(self) -> str:
         dims = f"{self.head_dim}" if self.head_dim == self.head_dim_v else f"({self.head_dim}, {self.head_dim_v})"
@@ -94,18 +108,21 @@ def suite(name: str, dtype: str = "bf16") -> list[Problem]:
     if name == "quick":
         return paper_grid("fwd", dtype, (64, 128), (False, True), (4096,))
     if name == "shapes":
-        return _other_shapes(dtype)
+        return _other_shapes("fwd", dtype)
+    if name == "backward":
+        grid = paper_grid("bwd", dtype, (64, 128, 256), (False, True), (1024, 4096, 16384))
+        return [*grid, paper_problem("bwd", dtype, 128, True, DETERMINISTIC_LENGTH), *_other_shapes("bwd", dtype)]
     raise ValueError(f"no suite {name!r}; there are {', '.join(SUITES)}")
 
 
-SUITES = ("forward", "quick", "shapes")
+SUITES = ("forward", "quick", "shapes", "backward")
 
 
-def _other_shapes(dtype: str) -> list[Problem]:
+def _other_shapes(mode: str, dtype: str) -> list[Problem]:
     """Head dims between the tuned powers of two, K and V of different widths, and grouped query heads."""
     widths = [
-        Problem("fwd", dtype, d, dv, causal, 4096, 4096, 4, 16, 16)
+        Problem(mode, dtype, d, dv, causal, 4096, 4096, 4, 16, 16)
         for (d, dv), causal in itertools.product(((96, 96), (192, 192), (192, 128)), (False, True))
     ]
-    grouped = Problem("fwd", dtype, 128, 128, True, 8192, 8192, 2, 32, 8)
+    grouped = Problem(mode, dtype, 128, 128, True, 8192, 8192, 2, 32, 8)
     return [*widths, grouped]

@@ -4,8 +4,13 @@
      "heads_q", "heads_kv", "tflops": {provider: x}, "spread": {provider: x}, "ratio", "best_peer",
      "error": {provider: x}, "lse_error": {provider: x}, "percent_of_matmul", "failures": {provider: text}}]}
 
-A row whose own figure is missing has `ratio` None and says why in `failures["ours"]`. A row that came from an earlier
-run on another machine or revision carries that run's `env` itself.
+A row of the backward has no `lse_error`; its `error` is the largest of those of dQ, dK and dV, and it has besides
+"gradient_errors": {provider: {"dq", "dk", "dv"}}; where it was measured, "deterministic": {"tflops": {provider: x},
+"of_default": {provider: x}}, the share of its own default speed; and "kernels_us": {kernel: x}, the device time of each
+of our kernels (`benchmarks/kernel_times.py`).
+
+A row whose own figure is missing has `ratio` None and says why in `failures["ours"]`, or in `failures["all"]` if the
+whole row was lost. A row that came from an earlier run on another machine or revision carries that run's `env` itself.
 """
 
 from __future__ import annotations
@@ -16,8 +21,9 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peers import DETERMINISTIC
 from benchmarks.problems import Problem
-from fa3._accuracy import Errors
+from fa3._accuracy import Errors, GradientErrors
 from fa3._providers import OURS
 from fa3._timing import Sample, tflops
 
@@ -31,12 +37,13 @@ _VARY_IN_ONE_SETTING = ("date", "matmul_tflops")
 def row(
     problem: Problem,
     samples: Mapping[str, Sample],
-    errors: Mapping[str, Errors],
+    errors: Mapping[str, Errors | GradientErrors],
     failures: Mapping[str, str],
     matmul_tflops: float | None,
 ) -> Row:
     """One row of a result file. Figures are rounded for reading: TFLOP/s to 0.1, ratios to 0.001."""
-    speeds = {name: tflops(problem.flops, sample.median) for name, sample in samples.items()}
+    all_speeds = {name: tflops(problem.flops, sample.median) for name, sample in samples.items()}
+    speeds = {name: x for name, x in all_speeds.items() if not name.endswith(DETERMINISTIC)}
     best = best_peer(speeds)
     ours = speeds.get(OURS)
     return {
@@ -49,7 +56,25 @@ def row(
         "lse_error": {name: float(f"{e.lse:.3e}") for name, e in errors.items() if e.lse is not None},
         "percent_of_matmul": None if ours is None or not matmul_tflops else round(100 * ours / matmul_tflops, 1),
         "failures": dict(failures),
+        **_backward_fields(all_speeds, errors),
     }
+
+
+def _backward_fields(speeds: Mapping[str, float], errors: Mapping[str, Errors | GradientErrors]) -> Row:
+    """What only rows of the backward have."""
+    fields: Row = {}
+    parts = {name: e for name, e in errors.items() if isinstance(e, GradientErrors)}
+    if parts:
+        fields["gradient_errors"] = {
+            name: {part: float(f"{getattr(e, part):.3e}") for part in ("dq", "dk", "dv")} for name, e in parts.items()
+        }
+    ordered = {n.removesuffix(DETERMINISTIC): x for n, x in speeds.items() if n.endswith(DETERMINISTIC)}
+    if ordered:
+        fields["deterministic"] = {
+            "tflops": {name: round(x, 1) for name, x in ordered.items()},
+            "of_default": {name: round(x / speeds[name], 3) for name, x in ordered.items() if name in speeds},
+        }
+    return fields
 
 
 def best_peer(speeds: Mapping[str, float]) -> str | None:
@@ -78,6 +103,11 @@ def merged(old: Result, new: Result) -> Result:
 def case_of(each: Row) -> tuple[object, ...]:
     """What makes two rows the same measurement."""
     return tuple(each[name] for name in CASE_FIELDS)
+
+
+def problem_of(each: Row) -> Problem:
+    """What a row is the measurement of."""
+    return Problem(**{name: each[name] for name in CASE_FIELDS})
 
 
 def read(path: Path) -> Result:

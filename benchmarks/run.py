@@ -1,6 +1,9 @@
 """Time fa3 beside every attention library that imports, in one run: `python -m benchmarks.run --help`.
 
-Needs a GPU. Prints a line for each problem; with `--out` also writes the form of `benchmarks/results.py` and draws it.
+Needs a GPU. Prints a line for each problem; with `--out` also writes the form of `benchmarks/results.py`, after every
+problem, and draws it at the end. A provider that fails costs the others nothing. One that breaks the process' GPU
+context costs its row: the rest is measured by a fresh process. After a timeout, `--merge --skip N` goes on.
+
 Exits with 1 if a problem has no figure of ours: because fa3 failed, or because its numerics are wrong, which is never
 timed.
 """
@@ -8,9 +11,11 @@ timed.
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 if __name__ == "__main__" and not __package__:  # started as a file: the repository's root is not on the path yet
@@ -18,7 +23,7 @@ if __name__ == "__main__" and not __package__:  # started as a file: the reposit
 
 import torch
 
-from benchmarks import environment, peers, results
+from benchmarks import environment, kernel_times, peers, results
 from benchmarks.problems import DTYPES, MODES, SUITES, Problem, paper_grid, suite
 from fa3._providers import NAMES, OURS, Provider
 from fa3._timing import Sample, interleaved, matmul_tflops, mean_call_ms
@@ -44,15 +49,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def sampler(calls: dict[str, Callable[[int], object]]) -> dict[str, Sample]:
         return interleaved(calls, args.rounds, lambda call: mean_call_ms(call, args.target_ms))
 
-    rows = []
-    for problem in problems:
-        rows.append(measure(problem, providers, sampler, matmul))
-        print(line(problem, rows[-1]), flush=True)
-    result: results.Result = {"env": env, "rows": rows}
+    path = default_path(args, env) if args.out == BY_NAME else args.out
+    old = results.read(path) if path is not None and args.merge and path.exists() else {"env": env, "rows": []}
+    result, measured = old, []
+    for done, problem in enumerate(problems[args.skip :], args.skip + 1):
+        measured.append(measure_or_say(problem, providers, sampler, matmul))
+        print(line(problem, measured[-1]), flush=True)
+        result = results.merged(old, {"env": env, "rows": measured})
+        if path is not None:
+            results.write(path, result)
+        if context_is_broken():
+            return start_again(path, done)
+    rows = rows_of(problems, result)
+    add_kernel_times(rows, providers)
+    print(table(rows))
     print(summary(rows))
-    if args.out is not None:
-        path = default_path(args, env) if args.out == BY_NAME else args.out
-        save(result, path, merge=args.merge, draw=not args.no_charts)
+    if path is not None:
+        save(result, path, draw=not args.no_charts)
     ours_asked = any(p.name == OURS for p in providers) or args.only is None or OURS in args.only
     return 1 if ours_asked and any(OURS not in each["tflops"] for each in rows) else 0
 
@@ -63,6 +76,54 @@ def measure(
     """Check every provider on one problem, time those that are right, and return the row."""
     left = peers.candidates(problem, providers, device)
     return results.row(problem, sampler(left.calls), left.errors, left.failures, matmul)
+
+
+def measure_or_say(
+    problem: Problem, providers: Sequence[Provider], sampler: Sampler, matmul: float | None
+) -> results.Row:
+    """`measure`; if that itself fails, a row without figures that says why."""
+    try:
+        return measure(problem, providers, sampler, matmul)
+    except Exception as error:  # the other problems still count
+        return results.row(problem, {}, {}, {"all": peers.reason(error)}, matmul)
+
+
+def context_is_broken() -> bool:
+    """Whether a kernel has failed so that this process can launch nothing any more."""
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
+
+
+def start_again(path: Path | None, done: int) -> int:
+    """Replace this process by one that goes on after the first `done` problems; without a path, give up."""
+    if path is None:
+        print("# the GPU context is broken; with --out, a new process would go on here", file=sys.stderr)
+        return 1
+    print("# the GPU context is broken: going on in a new process", flush=True)
+    more = ["--out", str(path), "--merge", "--skip", str(done)]
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:], *more])
+
+
+def rows_of(problems: Sequence[Problem], result: results.Result) -> list[results.Row]:
+    """The rows of these problems, whenever they were measured."""
+    by_case = {results.case_of(row): row for row in result["rows"]}
+    cases = [results.case_of(asdict(problem)) for problem in problems]
+    return [by_case[case] for case in cases if case in by_case]
+
+
+def add_kernel_times(rows: Sequence[results.Row], providers: Sequence[Provider]) -> None:
+    """`kernels_us` of the rows that want it. After all timing: a profiler leaves its hooks in the process."""
+    ours = [provider.forward for provider in providers if provider.name == OURS]
+    for row in rows:
+        problem = results.problem_of(row)
+        if ours and OURS in row["tflops"] and kernel_times.wanted(problem):
+            try:
+                row["kernels_us"] = kernel_times.kernel_times(problem, ours[0])
+            except Exception as error:  # a machine may forbid profiling; the speeds are measured
+                print(f"# no kernel times of {problem}: {peers.reason(error)}")
 
 
 def chosen_problems(args: argparse.Namespace) -> list[Problem]:
@@ -87,6 +148,35 @@ def line(problem: Problem, row: results.Row) -> str:
     return f"{problem}: {'  '.join(figures + verdict + share)}{''.join(failures)}"
 
 
+def table(rows: Sequence[results.Row]) -> str:
+    """The rows in brief: ours, the best peer, the ratio; of the backward also its own columns."""
+    lines = [f"# {'':<48}{'ours':>7}{'peer':>7}{'ratio':>8}"]
+    for row in rows:
+        ours, best = row["tflops"].get(OURS), row["best_peer"]
+        figures = [
+            "-" if ours is None else f"{ours:.0f}",
+            "-" if best is None else f"{row['tflops'][best]:.0f}",
+            "-" if row["ratio"] is None else f"{row['ratio']:.3f}",
+        ]
+        cells = "{:>7}{:>7}{:>8}".format(*figures)
+        lines.append(f"# {results.problem_of(row)!s:<48}{cells} {best or '':<6}{_details(row)}".rstrip())
+    return "\n".join(lines)
+
+
+def _details(row: results.Row) -> str:
+    """Errors beside the best peer's, the deterministic mode's share of the default, times of kernels."""
+    errors = row.get("gradient_errors", {})
+    parts = [
+        f"  {name} " + " ".join(f"{each} {x:.2e}" for each, x in errors[name].items())
+        for name in (OURS, row["best_peer"])
+        if name in errors
+    ]
+    shares = row.get("deterministic", {}).get("of_default", {})
+    parts += [f"  {name} deterministic/default {share:.3f}" for name, share in shares.items()]
+    parts += [f"  {kernel} {x:.1f} us" for kernel, x in row.get("kernels_us", {}).items()]
+    return "".join(parts)
+
+
 def summary(rows: Sequence[results.Row]) -> str:
     """How the ratios are spread over the rows that have one."""
     ratios = sorted(row["ratio"] for row in rows if row["ratio"] is not None)
@@ -97,10 +187,8 @@ def summary(rows: Sequence[results.Row]) -> str:
     return f"# {len(ratios)} ratios to the best peer: least {ratios[0]:.3f}, middle {middle:.3f}; {steps}"
 
 
-def save(result: results.Result, path: Path, *, merge: bool, draw: bool) -> None:
+def save(result: results.Result, path: Path, *, draw: bool) -> None:
     """Write the JSON, and beside it a picture of each mode and dtype."""
-    if merge and path.exists():
-        result = results.merged(results.read(path), result)
     results.write(path, result)
     print(f"# wrote {path}")
     if not draw:
@@ -137,6 +225,7 @@ def parser() -> argparse.ArgumentParser:
         "in benchmarks/results (a second run of the day replaces it, unless --merge is given)",
     )
     p.add_argument("--merge", action="store_true", help="keep the rows of an existing FILE.json not measured now")
+    p.add_argument("--skip", type=int, default=0, metavar="N", help="leave the first N problems out")
     p.add_argument("--no-charts", action="store_true")
     return p
 

@@ -14,7 +14,8 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,6 +40,10 @@ class Provider:
     forward: Attention
     forward_lse: AttentionLse | None = None
     """The same with LSE (B, Hq, Sq): float32, natural logarithm. None where the library's call does not give it."""
+    differentiable: bool = True
+    """Whether autograd can go through `forward`."""
+    deterministic: Attention | None = None
+    """As `forward`, but with gradients that are the same bits from run to run; None if the library has no such call."""
 
 
 class Missing(Exception):
@@ -90,13 +95,17 @@ def _ours() -> Provider:
     def forward_lse(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> Any:
         return fa3.flash_attn_func(q, k, v, causal=causal, return_lse=True)
 
-    return Provider(OURS, "fa3 (this package)", fa3.__version__, forward, forward_lse)
+    def deterministic(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> Any:
+        return fa3.flash_attn_func(q, k, v, causal=causal, deterministic=True)
+
+    return Provider(OURS, "fa3 (this package)", fa3.__version__, forward, forward_lse, deterministic=deterministic)
 
 
 def _fa4() -> Provider:
     # No LSE: asking for one makes it compile a second kernel for each shape, seconds of GPU time for a side check.
     attention = importlib.import_module("flash_attn.cute").flash_attn_func
-    return _library("fa4", "flash-attn-4 (CuTe DSL)", _version("flash-attn-4"), attention, None)
+    provider = _library("fa4", "flash-attn-4 (CuTe DSL)", _version("flash-attn-4"), attention, None)
+    return replace(provider, deterministic=_first_of(partial(attention, deterministic=True)))
 
 
 def _fa3_cpp() -> Provider:
@@ -104,7 +113,8 @@ def _fa3_cpp() -> Provider:
         ("flash_attn_interface", ("flash-attn-3", "flash_attn_3", "tokenspeed-fa3")),
         ("fa3_fwd_interface", ("fa3-fwd",)),
     )
-    return _library("fa3_cpp", "FlashAttention-3 (C++)", version, attention, "return_attn_probs")
+    provider = _library("fa3_cpp", "FlashAttention-3 (C++)", version, attention, "return_attn_probs")
+    return replace(provider, differentiable=False)  # the wheels carry the forward alone
 
 
 def _cudnn() -> Provider:
@@ -129,17 +139,23 @@ NAMES: tuple[str, ...] = tuple(_FACTORIES)
 def _library(name: str, title: str, version: str, attention: Callable[..., Any], lse_flag: str | None) -> Provider:
     """A library whose `flash_attn_func` returns O or a tuple that begins with it; (O, LSE) if `lse_flag` is set."""
 
-    def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
-        out = attention(q, k, v, causal=causal)
-        return out[0] if isinstance(out, tuple) else out
-
     def forward_lse(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
         out = attention(q, k, v, causal=causal, **{str(lse_flag): True})
         return out[0], out[1]
 
-    return Provider(name, title, version, forward, forward_lse if lse_flag else None)
+    return Provider(name, title, version, _first_of(attention), forward_lse if lse_flag else None)
+
+
+def _first_of(attention: Callable[..., Any]) -> Attention:
+    """A call that returns O, of one that returns O or a tuple that begins with it."""
+
+    def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> Any:
+        out = attention(q, k, v, causal=causal)
+        return out[0] if isinstance(out, tuple) else out
+
+    return forward
 
 
 def _first_import(*candidates: tuple[str, tuple[str, ...]]) -> tuple[Callable[..., Any], str]:

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,14 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend
 
-from benchmarks import environment, host_time, peers, results, run
+from benchmarks import environment, host_time, kernel_times, peers, results, run
 from benchmarks.problems import SUITES, Problem, paper_problem, suite
 from fa3 import _providers, _timing
-from fa3._accuracy import Errors, float64_slice
+from fa3._accuracy import Errors, float64_gradients, float64_slice
 from fa3._providers import OURS, Provider, sdpa
 from fa3._timing import Sample
 
 SMALL = Problem("fwd", "bf16", 32, 32, True, 96, 96, 2, 4, 2)
+BACKWARD = replace(SMALL, mode="bwd")
 EXACT = Errors(relative=2e-3, worst_row=4e-3, lse=1e-6)
 
 
@@ -33,6 +35,10 @@ def test_flops_count_both_gemms_and_halve_under_a_causal_mask():
     assert full.flops == 4 * 4 * 16 * 4096 * 4096 * 128
     causal = Problem("fwd", "bf16", 192, 128, True, 4096, 2048, 4, 16, 4)
     assert causal.flops == 2 * 4 * 16 * 4096 * 2048 * (192 + 128) / 2
+
+
+def test_the_backward_has_two_and_a_half_times_the_flops():
+    assert replace(SMALL, mode="bwd").flops == 2.5 * SMALL.flops
 
 
 @given(st.sampled_from([32, 64, 128, 256]), st.sampled_from([512, 1024, 4096, 16384]), st.booleans())
@@ -47,6 +53,16 @@ def test_the_forward_suite_is_the_18_cells_of_the_table():
     assert len(set(problems)) == len(problems) == 18
     assert {p.seqlen_k for p in problems} == {1024, 4096, 16384}
     assert {p.head_dim for p in problems} == {64, 128, 256}
+
+
+def test_the_backward_suite_has_the_18_cells_and_one_deterministic_row():
+    problems = suite("backward")
+    assert {p.mode for p in problems} == {"bwd"}
+    cells = [p for p in problems if p.head_dim in (64, 128, 256) and p.seqlen_k in (1024, 4096, 16384)]
+    assert cells == [replace(p, mode="bwd") for p in suite("forward")]
+    assert [(p.head_dim, p.causal) for p in problems if p.also_deterministic] == [(128, True)]
+    assert {(p.head_dim, p.head_dim_v) for p in problems} > {(96, 96), (192, 192), (192, 128)}
+    assert any((p.heads_q, p.heads_kv) == (32, 8) for p in problems)
 
 
 @pytest.mark.parametrize("name", SUITES)
@@ -174,6 +190,35 @@ def test_wrong_results_are_refused_in_words(spoil):
     assert reference.errors(out, lse).refusal(torch.bfloat16)
 
 
+def _gradients(problem: Problem):
+    """(inputs with dO, gradients of torch's attention) on the CPU."""
+    inputs = [x.requires_grad_() for x in problem.inputs(device="cpu")]
+    do = problem.output_gradient(device="cpu")
+    out = sdpa("math", "math", SDPBackend.MATH).forward(*inputs, problem.causal)
+    return (*inputs, do), torch.autograd.grad(out, inputs, do)
+
+
+def test_the_gradient_slice_agrees_with_torch():
+    inputs, found = _gradients(BACKWARD)
+    errors = float64_gradients(*inputs, BACKWARD.causal).errors(*found)
+    assert max(errors.dq, errors.dk, errors.dv) == errors.relative < 8e-3
+    assert errors.refusal(torch.bfloat16) is None
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+@pytest.mark.parametrize("spoil", ["nan", "shift", "one_row"])
+def test_wrong_gradients_are_refused_in_words(spoil, which):
+    inputs, found = _gradients(BACKWARD)
+    wrong = [x.clone() for x in found]
+    if spoil == "nan":
+        wrong[which][-1, 5, 0, 0] = math.nan
+    elif spoil == "shift":
+        wrong[which] = wrong[which].roll(1, dims=1)
+    else:
+        wrong[which][-1, 50, -1] *= 1.2
+    assert float64_gradients(*inputs, BACKWARD.causal).errors(*wrong).refusal(torch.bfloat16)
+
+
 # ---- providers
 
 
@@ -272,6 +317,73 @@ def test_a_peer_that_raises_is_skipped_with_the_first_line_of_its_reason():
     row = run.measure(SMALL, [_fake("ours"), broken, _fake("fa2")], _fixed_times(ours=2.0, fa2=1.0), None, "cpu")
     assert row["failures"] == {"fa4": "RuntimeError: head dim 32 unsupported"}
     assert row["ratio"] == 0.5
+
+
+def test_a_backward_row_has_the_errors_of_each_gradient():
+    sampler = _fixed_times(ours=1.0, fa4=2.0)
+    forward_only = replace(_fake("fa3_cpp"), differentiable=False)
+    row = run.measure(BACKWARD, [_fake("ours"), _fake("fa4"), forward_only], sampler, None, "cpu")
+    assert row["tflops"].keys() == row["error"].keys() == {"ours", "fa4"}
+    assert row["ratio"] == 2.0
+    assert row["failures"] == row["lse_error"] == {}
+    assert row["error"]["ours"] == max(row["gradient_errors"]["ours"].values())
+    assert "deterministic" not in row
+
+
+def test_a_wrong_backward_is_not_timed():
+    row = run.measure(BACKWARD, [_fake("ours"), _fake("fa4", 1.05)], _fixed_times(ours=1.0), None, "cpu")
+    assert row["tflops"].keys() == {"ours"}
+    assert "wrong numerics" in row["failures"]["fa4"]
+    assert "fa4 not timed" in run.line(BACKWARD, row)
+
+
+def test_a_call_of_the_backward_can_be_repeated():
+    candidates = peers.candidates(BACKWARD, [_fake("ours")], "cpu")
+    first, again = (candidates.calls["ours"](i) for i in range(2))
+    assert [x.shape for x in first] == [x.shape for x in BACKWARD.inputs(device="cpu")]
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+def test_deterministic_modes_are_compared_with_their_own_defaults(monkeypatch):
+    monkeypatch.setattr(Problem, "also_deterministic", True)
+    both = replace(_fake("ours"), deterministic=_fake("ours").forward)
+    times = {"ours": 1.0, "fa4": 2.0, "ours deterministic": 1.25}
+    row = run.measure(BACKWARD, [both, _fake("fa4")], _fixed_times(**times), None, "cpu")
+    assert row["tflops"].keys() == {"ours", "fa4"}
+    assert row["ratio"] == 2.0
+    assert row["deterministic"]["of_default"] == {"ours": 0.8}
+    assert "ours deterministic/default 0.800" in run.table([row])
+
+
+def test_a_row_that_fails_as_a_whole_says_why(monkeypatch):
+    def lost(*arguments):
+        raise torch.cuda.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr(run, "measure", lost)
+    row = run.measure_or_say(BACKWARD, [], _fixed_times(), None)
+    assert row["failures"] == {"all": "OutOfMemoryError: no memory"}
+    assert str(BACKWARD) in run.table([row])
+
+
+def test_after_a_broken_context_a_new_process_goes_on(monkeypatch, tmp_path):
+    calls = []
+    monkeypatch.setattr(run.os, "execv", lambda path, arguments: calls.append(arguments))
+    run.start_again(tmp_path / "r.json", 3)
+    words = calls[0][calls[0].index("--out") :]
+    args = run.parser().parse_args(["--suite", "backward", *words])
+    assert (args.out, args.merge, args.skip) == (tmp_path / "r.json", True, 3)
+    assert run.start_again(None, 3) == 1
+    assert len(calls) == 1
+
+
+def test_kernel_times_are_summed_by_part():
+    events = [
+        ("kernel_x_fa3kernelsbackward_prepareBackwardPrepare_y", 3.0),
+        ("kernel_x_fa3kernelsbackwardBackward_y", 50.0),
+        ("kernel_x_fa3kernelsbackwardBackward_z", 50.5),
+        ("at::native::copy", 9.0),
+    ]
+    assert kernel_times.by_part(events) == {"backward_prepare": 3.0, "backward": 100.5}
 
 
 def test_nan_is_refused_and_written_as_null(tmp_path):
@@ -381,6 +493,7 @@ def test_the_command_from_providers_to_file_and_chart(monkeypatch, tmp_path, cap
     monkeypatch.setattr(_providers, "find", lambda only: ([ours, _fake("fa4")], {"fa2": "ImportError: none"}))
     monkeypatch.setattr(run, "mean_call_ms", lambda call, target_ms: 1.0)
     monkeypatch.setattr(run, "chosen_problems", lambda args: [SMALL])
+    monkeypatch.setattr(run, "context_is_broken", lambda: False)
     on_cpu = run.measure
     monkeypatch.setattr(run, "measure", lambda *arguments: on_cpu(*arguments, device="cpu"))
     out = tmp_path / "r.json"
