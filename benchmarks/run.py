@@ -164,13 +164,12 @@ def table(rows: Sequence[results.Row]) -> str:
 
 
 def _details(row: results.Row) -> str:
-    """Errors beside the best peer's, the deterministic mode's share of the default, times of kernels."""
-    errors = row.get("gradient_errors", {})
-    parts = [
-        f"  {name} " + " ".join(f"{each} {x:.2e}" for each, x in errors[name].items())
-        for name in (OURS, row["best_peer"])
-        if name in errors
-    ]
+    """Our error over the best peer's, the deterministic mode's share of the default, times of kernels."""
+    errors, best = row.get("gradient_errors", {}), row["best_peer"]
+    parts = []
+    if OURS in errors and best in errors:
+        shares_of_error = (f"{name} {x / errors[best][name]:.2f}" for name, x in errors[OURS].items())
+        parts.append("  error/peer's " + " ".join(shares_of_error))
     shares = row.get("deterministic", {}).get("of_default", {})
     parts += [f"  {name} deterministic/default {share:.3f}" for name, share in shares.items()]
     parts += [f"  {kernel} {x:.1f} us" for kernel, x in row.get("kernels_us", {}).items()]

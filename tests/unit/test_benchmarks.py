@@ -328,6 +328,7 @@ def test_a_backward_row_has_the_errors_of_each_gradient():
     assert row["failures"] == row["lse_error"] == {}
     assert row["error"]["ours"] == max(row["gradient_errors"]["ours"].values())
     assert "deterministic" not in row
+    assert "error/peer's dq 1.00 dk 1.00 dv 1.00" in run.table([row])
 
 
 def test_a_wrong_backward_is_not_timed():
