@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from fa3 import checks, errors, launch, ops
+from fa3 import checks, errors, launch, launch_backward, ops
+from fa3.config.backward import AnyKey
 from fa3.config.table import FORWARD
-from fa3.config.types import KernelKey
 
 errors.check_dsl(installed_only=True)
 
@@ -150,10 +150,13 @@ class Explanation:
     state: str
     """loaded | prebuilt | on disk | to be compiled | no launch."""
     file: Path | None = None
+    backward: tuple[Explanation, ...] = ()
+    """The kernels that the gradient of O will run, in their order; none if no input requires a gradient."""
 
     def __str__(self) -> str:
         lines = [f"kernel  {self.kernel}", f"state   {self.state}" + (f": {self.file}" if self.file else "")]
-        return "\n".join(lines + [f"  {name} = {value}" for name, value in self.config.items()])
+        lines += [f"  {name} = {value}" for name, value in self.config.items()]
+        return "\n".join(lines + [str(each) for each in self.backward])
 
 
 def explain(
@@ -164,18 +167,27 @@ def explain(
     causal: bool = False,
     window_size: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
+    deterministic: bool = False,
 ) -> Explanation:
     """What `flash_attn_func` would run for these arguments, without running, loading or compiling it.
 
-    The tensors may be on any device, `meta` included. They are checked as for a call, apart from their device.
+    The tensors may be on any device, `meta` included. They are checked as for a call, apart from their device. Where
+    one of them requires a gradient (and grad mode is on), `backward` has the kernels of the backward as well.
     """
     problem = launch.Problem.of(q, k, v, softmax_scale, causal, window_size, softcap)
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         checks.legal_strides(name, tensor)
     if problem.is_empty:
         return Explanation(None, {}, "no launch")
-    state, file = launch.where(problem.key)
-    return Explanation(problem.key.name, asdict(problem.key.config), state, file)
+    backward = launch_backward.Problem(problem, tuple(k.shape), tuple(v.shape), False, deterministic)
+    differentiated = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
+    later = tuple(_explanation(key) for key in backward.keys) if differentiated else ()
+    return replace(_explanation(problem.key), backward=later)
+
+
+def _explanation(key: AnyKey) -> Explanation:
+    state, file = launch.where(key)
+    return Explanation(key.name, asdict(key.config), state, file)
 
 
 def warmup(
@@ -183,29 +195,42 @@ def warmup(
     dtypes: Iterable[torch.dtype] = (torch.bfloat16, torch.float16),
     causal: Iterable[bool] = (False, True),
     device: torch.device | str | int | None = None,
+    backward: bool = False,
+    deterministic: bool = False,
 ) -> list[str]:
     """Makes later calls quick: loads or compiles their kernels, and runs each once on `device`.
 
-    `head_dims` are D, or (D, Dv) where V's differs; None means every row of the table. Without a device the current
-    GPU is used; on a machine without one, the kernels are only compiled. Returns the kernels' names.
+    `head_dims` are D, or (D, Dv) where V's differs; None means every row of the table. With `backward` also the kernels
+    of the gradients of all three inputs, in a fixed order of sums if `deterministic`. Without a device the current GPU
+    is used; on a machine without one, the kernels are only compiled. Returns the kernels' names.
     """
     rows = {(row.head_dim, row.head_dim_v) for row in FORWARD}
     dims = rows if head_dims is None else checks.head_dim_pairs(head_dims)
     chosen, masks = checks.list_of_dtypes(dtypes), checks.list_of_masks(causal)
     wanted = [(d, dv, dtype, mask) for d, dv in sorted(dims) for dtype in chosen for mask in masks]
+    keys = [key for choice in wanted for key in _keys(*choice, backward, deterministic)]
     if device is None and not torch.cuda.is_available():
-        keys = [_key(d, dv, dtype, mask) for d, dv, dtype, mask in wanted]
         for key in keys:
             launch.kernel(key)
         return [key.name for key in keys]
     where = torch.device("cuda", device) if isinstance(device, int) else torch.device(device or "cuda")
     for d, dv, dtype, mask in wanted:
-        q, v = (torch.zeros(1, 1, 1, dim, dtype=dtype, device=where) for dim in (d, dv))
-        flash_attn_func(q, q, v, causal=mask)
+        q, k, v = (torch.zeros(1, 1, 1, dim, dtype=dtype, device=where, requires_grad=backward) for dim in (d, d, dv))
+        with torch.set_grad_enabled(backward):
+            o = flash_attn_func(q, k, v, causal=mask, deterministic=deterministic)
+        if backward:
+            torch.autograd.grad(o, (q, k, v), torch.zeros_like(o))
     torch.cuda.synchronize(where)
-    return [_key(d, dv, dtype, mask).name for d, dv, dtype, mask in wanted]
+    return [key.name for key in keys]
 
 
-def _key(head_dim: int, head_dim_v: int, dtype: torch.dtype, causal: bool) -> KernelKey:
+def _keys(
+    head_dim: int, head_dim_v: int, dtype: torch.dtype, causal: bool, backward: bool, deterministic: bool
+) -> list[AnyKey]:
+    """Of the forward, and of the backward's kernels if they are wanted."""
     q, v = (torch.empty(1, 1, 1, dim, dtype=dtype, device="meta") for dim in (head_dim, head_dim_v))
-    return launch.Problem.of(q, q, v, None, causal, (-1, -1), 0.0).key
+    problem = launch.Problem.of(q, q, v, None, causal, (-1, -1), 0.0)
+    if not backward:
+        return [problem.key]
+    shapes = tuple(q.shape), tuple(v.shape)
+    return [problem.key, *launch_backward.Problem(problem, *shapes, False, deterministic).keys]

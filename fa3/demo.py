@@ -1,8 +1,8 @@
 """`python -m fa3.demo`: what the package does, on the machine that you have.
 
 With a Hopper GPU: real tensors, the error against float64 beside PyTorch's own, and TFLOP/s beside every attention
-library that is installed. Without: real tensors through the compiled kernel on the emulator, with the checker's verdict
-and a timeline; then what the compiler made of the kernels.
+library that is installed, forward and backward. Without: real tensors through the compiled kernels on the emulator,
+with the checker's verdict and a timeline; then what the compiler made of the kernels.
 
 Exits with 0 only if our numbers are right, and without a GPU, if besides the checker finds nothing and the kernels keep
 what they were promised.
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fa3._accuracy import Errors, float64_slice
+from fa3._accuracy import Errors, GradientErrors, float64_gradients, float64_slice
 from fa3._hardware import why_no_hopper
 from fa3._providers import OURS, Provider, find
 from fa3._timing import Call, Sample, interleaved, matmul_tflops, mean_call_ms, tflops
@@ -198,10 +198,12 @@ class Shape:
     batch: int = 4
     seqlen: int = 4096
     hidden: int = 2048
+    backward: bool = False
+    """Whether the gradients are computed and timed, instead of the output."""
 
     @property
     def flops(self) -> float:
-        full = 4.0 * self.batch * self.hidden * self.seqlen**2
+        full = (10.0 if self.backward else 4.0) * self.batch * self.hidden * self.seqlen**2
         return full / 2 if self.causal else full
 
     def inputs(self, device: str = "cuda") -> list[torch.Tensor]:
@@ -212,10 +214,11 @@ class Shape:
     def __str__(self) -> str:
         heads = self.hidden // self.head_dim
         mask = "causal" if self.causal else "no mask"
-        return f"bf16, batch {self.batch}, {heads} heads, {self.seqlen} tokens, head dim {self.head_dim}, {mask}"
+        what = "backward, " if self.backward else ""
+        return f"{what}bf16, batch {self.batch}, {heads} heads, {self.seqlen} tokens, head dim {self.head_dim}, {mask}"
 
 
-SHAPES = (Shape(64, True), Shape(128, False), Shape(128, True))
+SHAPES = (Shape(64, True), Shape(128, False), Shape(128, True), Shape(128, True, backward=True))
 
 
 def run_on_gpu() -> int:
@@ -227,9 +230,10 @@ def run_on_gpu() -> int:
     say(f"A bf16 matrix product of 8192 x 8192 x 8192 runs at {matmul:.0f} TFLOP/s now; attention is measured by it.")
     right = [compare(shape, providers, matmul) for shape in SHAPES]
     say(
-        "error: |O - O64| / |O64| against float64, on one batch and two heads. LSE: its largest absolute error. Both "
-        "must be as small as PyTorch's: rounding P and O to bf16 alone costs about 2.2e-3. TFLOP/s: the median of "
-        "interleaved rounds, everyone in this process on the same tensors."
+        "error: |O - O64| / |O64| against float64, on one batch and two heads; of the backward the largest of those of "
+        "dQ, dK and dV. LSE: its largest absolute error. All must be as small as PyTorch's: rounding P and O to bf16 "
+        "alone costs about 2.2e-3. TFLOP/s: the median of interleaved rounds, everyone in this process on the same "
+        "tensors."
     )
     return 0 if all(right) else 1
 
@@ -244,22 +248,20 @@ def compare(
     ),
 ) -> bool:
     """Print one table: every provider's error and speed. True if our own numbers are right."""
-    q, k, v = shape.inputs(device)
-    reference = float64_slice(q, k, v, shape.causal)
-    errors: dict[str, Errors] = {}
+    check = _backward(shape, device) if shape.backward else _forward(shape, device)
+    errors: dict[str, Errors | GradientErrors] = {}
     verdicts: dict[str, str] = {}
     calls: dict[str, Call] = {}
     for provider in providers:
         try:
-            result = provider.forward_lse(q, k, v, shape.causal) if provider.forward_lse else None
-            errors[provider.name] = reference.errors(*(result or (provider.forward(q, k, v, shape.causal),)))
-            refusal = errors[provider.name].refusal(q.dtype)
+            errors[provider.name], call = check(provider)
+            refusal = errors[provider.name].refusal(torch.bfloat16)
         except Exception as error:  # a foreign library may fail in any way; ours is then reported as wrong
             refusal = f"{type(error).__name__}: {error}".splitlines()[0]
         if refusal is not None:
             verdicts[provider.name] = refusal
         else:
-            calls[provider.name] = _call(provider, (q, k, v), shape.causal)
+            calls[provider.name] = call
     speeds = {name: tflops(shape.flops, sample.median) for name, sample in sampler(calls).items()}
     print(table(shape, providers, errors, speeds, verdicts, matmul), end="\n\n", flush=True)
     return OURS in calls
@@ -268,7 +270,7 @@ def compare(
 def table(
     shape: Shape,
     providers: Sequence[Provider],
-    errors: dict[str, Errors],
+    errors: dict[str, Errors | GradientErrors],
     speeds: dict[str, float],
     verdicts: dict[str, str],
     matmul: float,
@@ -289,8 +291,40 @@ def table(
     return "\n".join(lines)
 
 
-def _call(provider: Provider, inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor], causal: bool) -> Call:
-    return lambda _: provider.forward(*inputs, causal)
+Check = Callable[[Provider], "tuple[Errors | GradientErrors, Call]"]
+"""Runs a provider once: its errors, and the call to be timed."""
+
+
+def _forward(shape: Shape, device: str) -> Check:
+    q, k, v = shape.inputs(device)
+    reference = float64_slice(q, k, v, shape.causal)
+
+    def check(provider: Provider) -> tuple[Errors, Call]:
+        result = provider.forward_lse(q, k, v, shape.causal) if provider.forward_lse else None
+        errors = reference.errors(*(result or (provider.forward(q, k, v, shape.causal),)))
+        return errors, lambda _: provider.forward(q, k, v, shape.causal)
+
+    return check
+
+
+def _backward(shape: Shape, device: str) -> Check:
+    inputs = [x.requires_grad_() for x in shape.inputs(device)]
+    q, k, v = inputs
+    do = torch.randn_like(q, requires_grad=False)
+    reference = float64_gradients(q, k, v, do, shape.causal)
+
+    def check(provider: Provider) -> tuple[GradientErrors, Call]:
+        if not provider.differentiable:
+            raise NotImplementedError("forward only")
+        out = provider.forward(q, k, v, shape.causal)
+
+        def call(_: int) -> tuple[torch.Tensor, ...]:
+            return torch.autograd.grad(out, inputs, do, retain_graph=True)
+
+        dq, dk, dv = call(0)
+        return reference.errors(dq, dk, dv), call
+
+    return check
 
 
 if __name__ == "__main__":

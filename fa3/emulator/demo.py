@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 import fa3
-from fa3._accuracy import float64_slice
+from fa3._accuracy import float64_gradients, float64_slice
 from fa3.config.table import forward_key
 from fa3.config.types import KernelKey
 from fa3.emulator import check
@@ -28,8 +28,9 @@ def show(folder: Path, say: Say) -> bool:
     q, k, v = (torch.randn(1, SEQLEN, HEADS, HEAD_DIM, generator=generator).bfloat16() for _ in range(3))
     right = _run(q, k, v, say)
     clean = _check(key, q, k, v, say)
+    gradients = _run_backward(q[:, :, :1], k[:, :, :1], v[:, :, :1], say)
     _draw(key, folder, say)
-    return right and clean
+    return right and clean and gradients
 
 
 def _run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, say: Say) -> bool:
@@ -66,6 +67,26 @@ def _check(key: KernelKey, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sa
         f"{report}."
     )
     return not report
+
+
+def _run_backward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, say: Say) -> bool:
+    """Forward and backward of one head through autograd, under the checker."""
+    q, k, v = (x.detach().clone().requires_grad_() for x in (q, k, v))
+    do = torch.randn(q.shape, generator=torch.Generator().manual_seed(1)).to(q.dtype)
+    with fa3.emulate(check=True) as emulation:
+        dq, dk, dv = torch.autograd.grad(fa3.flash_attn_func(q, k, v, causal=True), (q, k, v), do)
+    errors = float64_gradients(q, k, v, do, causal=True).errors(dq, dk, dv)
+    instructions = [run.result.executed for run in emulation.runs[1:] if run.result is not None]
+    findings = "; ".join(map(str, emulation.findings)) or "none"
+    say(
+        f"The backward of one head, through autograd: {len(instructions)} kernels ({sum(instructions)} warp "
+        f"instructions) clear and prepare, add up the gradients, and convert dQ. Error against float64: dQ "
+        f"{errors.dq:.1e}, dK {errors.dk:.1e}, dV {errors.dv:.1e}. The checker's findings: {findings}."
+    )
+    refusal = errors.refusal(q.dtype)
+    if refusal is not None:
+        say(f"That is wrong: {refusal}")
+    return refusal is None and not emulation.findings
 
 
 def _draw(key: KernelKey, folder: Path, say: Say) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -373,6 +374,18 @@ def test_explain_names_the_kernel_without_a_gpu(stand_in):
     assert found.config["tile_m"] and found.kernel in str(found) and not stand_in.keys
 
 
+def test_explain_names_the_kernels_of_the_backward(stand_in):
+    q, k, v = (meta((1, 70, 2, 72)) for _ in range(3))
+    assert fa3.explain(q, k, v).backward == ()
+    q.requires_grad_()
+    found = fa3.explain(q, k, v, causal=True, deterministic=True)
+    names = [each.kernel for each in found.backward]
+    assert [n.split("_bf16")[0] for n in names] == ["backward_prepare", "backward", "backward_finish"]
+    assert "d96_causal" in names[1] and names[1].endswith("ordered") and all(n in str(found) for n in names)
+    with torch.no_grad():
+        assert fa3.explain(q, k, v, causal=True) == replace(found, backward=())
+
+
 def test_warmup_covers_the_table_by_default(stand_in):
     names = fa3.warmup()
     assert sorted(names) == sorted(key.name for key in stand_in.keys)
@@ -382,6 +395,14 @@ def test_warmup_covers_the_table_by_default(stand_in):
 def test_warmup_of_some(stand_in):
     names = fa3.warmup(head_dims=[64, (192, 128)], dtypes=[HF], causal=[True])
     assert [n.rsplit("_m", 1)[0] for n in names] == ["forward_fp16_d64_causal", "forward_fp16_d192v128_causal"]
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_warmup_of_the_backward(stand_in, deterministic):
+    names = fa3.warmup([128], [BF], [True], backward=True, deterministic=deterministic)
+    assert [n.split("_bf16")[0] for n in names] == ["forward", "backward_prepare", "backward", "backward_finish"]
+    assert [n.endswith("ordered") for n in names] == [False, False, deterministic, False]
+    assert names == [key.name for key in stand_in.keys]
 
 
 def test_warmup_takes_what_can_be_gone_through_only_once(stand_in):

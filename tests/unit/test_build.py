@@ -11,25 +11,53 @@ from pathlib import Path
 import pytest
 import torch
 
-from fa3 import build, cache, launch
+from fa3 import api, build, cache, launch
+from fa3.config.backward import BackwardKey
+from fa3.config.backward_table import BACKWARD
 from fa3.config.table import FORWARD
+from fa3.config.types import KernelKey
 
+BF, HF = torch.bfloat16, torch.float16
 ROOT = Path(__file__).resolve().parents[2]
-ROW = ("--head-dim", "64", "--dtype", "bf16")
+ROW = ("--head-dim", "64", "--dtype", "bf16", "--only", "forward")
 SUFFIX = ".so" if any(cache._which(name) for name in (os.environ.get("CC"), "cc", "gcc", "clang")) else ".o"
 """What a machine makes of an object: without a C compiler it stays one."""
 
 
-def test_default_keys_are_the_table_in_both_dtypes():
-    found = build.keys()
+def test_default_keys_are_the_tables_in_both_dtypes():
+    found = build.keys(passes=["forward"])
     assert len(found) == len(set(found)) == 2 * len(FORWARD)
     assert {k.config for k in found} == set(FORWARD) and not any(k.negative_scale for k in found)
+    rest = build.keys()[len(found) :]
+    assert len(rest) == len(set(rest)) == 2 * 3 * len(BACKWARD)
+    assert {k.config for k in rest} == set(BACKWARD) and not any(k.deterministic for k in rest)
 
 
 def test_key_selection():
     assert {k.config.head_dim for k in build.keys(head_dims=[64, 256])} == {64, 256}
     assert {k.dtype for k in build.keys(dtypes=["fp16"])} == {"fp16"}
-    assert len(build.keys(head_dims=[64], negative_scale=True)) == 2 * len(build.keys(head_dims=[64]))
+    of_64 = build.keys(head_dims=[64])
+    assert {type(k) for k in of_64} == {KernelKey, BackwardKey}
+    signs = build.keys(head_dims=[64], negative_scale=True)
+    assert sum(isinstance(k, KernelKey) and k.negative_scale for k in signs) == len(signs) - len(of_64) == 4
+    ordered = build.keys(head_dims=[64], deterministic=True)
+    assert {k.part for k in ordered if k not in of_64} == {"backward"} and len(ordered) == len(of_64) + 4
+
+
+def test_what_is_built_is_what_is_launched():
+    """`fa3.build` and `fa3.warmup` go different ways to the same keys."""
+    forward, backward = (set(build.keys(passes=[which])) for which in build.PASSES)
+    names = set(api_names(backward=True))
+    assert names == {k.name for k in forward | backward}
+    assert set(api_names(backward=True, deterministic=True)) <= {k.name for k in build.keys(deterministic=True)}
+
+
+def api_names(**options: bool) -> list[str]:
+    """Of every row and dtype, without compiling."""
+    dims = {(row.head_dim, row.head_dim_v) for row in FORWARD}
+    flags = [options.get(name, False) for name in ("backward", "deterministic")]
+    choices = [(*dim, dtype, mask) for dim in dims for dtype in (BF, HF) for mask in (False, True)]
+    return [key.name for choice in choices for key in api._keys(*choice, *flags)]
 
 
 def test_unknown_row_is_named(tmp_path):
@@ -47,7 +75,7 @@ def built(tmp_path_factory):
 
 @pytest.mark.compile
 def test_build_is_complete_and_idempotent(built, capsys):
-    names = {k.name for k in build.keys([64], ["bf16"])}
+    names = {k.name for k in build.keys([64], ["bf16"], passes=["forward"])}
     files = {f.stem: f for f in built.glob("*/*" + SUFFIX)}
     assert set(files) == names and {f.parent.name for f in files.values()} == {cache.validity()}
     before = {f: f.stat().st_mtime_ns for f in files.values()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -92,6 +93,7 @@ def test_the_emulation_shows_numbers_verdict_and_files(capsys, tmp_path):
     printed = capsys.readouterr().out.replace("\n", " ")
     assert "Error against float64" in printed
     assert "no findings in 6 runs" in printed
+    assert "findings: none" in printed
     for file in (demo_emulator.PICTURE, demo_emulator.TRACE):
         assert str(tmp_path / file) in printed
         assert (tmp_path / file).stat().st_size > 10_000
@@ -172,6 +174,26 @@ def test_the_exit_code_on_a_gpu_follows_our_numbers(monkeypatch, capsys, factor,
     )
     assert demo.main([]) == code
     assert "fa4 is not installed" in capsys.readouterr().out
+
+
+def test_gradients_are_compared_too(capsys):
+    shape = replace(SMALL, backward=True)
+    forward_only = replace(_fake("fa3_cpp"), differentiable=False)
+    assert demo.compare(shape, [_fake("ours"), _fake("cudnn"), forward_only], 700.0, "cpu", _one_ms)
+    printed = capsys.readouterr().out
+    assert printed.startswith("backward, bf16")
+    assert "1.00x" in printed and "not timed: NotImplementedError: forward only" in printed
+    assert not demo.compare(shape, [_fake("ours", 1.1)], 700.0, "cpu", _one_ms)
+    assert shape.flops == 2.5 * SMALL.flops
+
+
+def test_wrong_gradients_on_the_emulator_are_said(monkeypatch):
+    said = []
+    attention = fa3.flash_attn_func
+    monkeypatch.setattr(fa3, "flash_attn_func", lambda *arguments, **options: attention(*arguments, **options) * 1.1)
+    inputs = [torch.randn(1, 64, 1, 64).bfloat16() for _ in range(3)]
+    assert not demo_emulator._run_backward(*inputs, said.append)
+    assert "That is wrong" in said[-1]
 
 
 def test_flops_of_a_shape():
