@@ -105,7 +105,7 @@ def _forward_arguments(key: KernelKey) -> tuple[Any, ...]:
 
 
 def _main_arguments(key: BackwardKey) -> tuple[Any, ...]:
-    dtype, int32, c = DTYPES[key.dtype], cute.sym_int32, key.config
+    dtype, int32 = DTYPES[key.dtype], cute.sym_int32
     batch, seqlen_q, seqlen_k, heads, heads_kv, m_blocks = (int32() for _ in range(6))
     dim, dim_v = int32(divisibility=8), int32(divisibility=8)
     q = _strided(dtype, (batch, seqlen_q, heads, dim))
@@ -113,7 +113,8 @@ def _main_arguments(key: BackwardKey) -> tuple[Any, ...]:
     k, dk = (_strided(dtype, (batch, seqlen_k, heads_kv, dim)) for _ in range(2))
     v, dv = (_strided(dtype, (batch, seqlen_k, heads_kv, dim_v)) for _ in range(2))
     lse_log2, delta = (_rows(batch, heads, int32(divisibility=16)) for _ in range(2))
-    sums, turns = _dq_accum(c, batch, heads, m_blocks), _turns(batch, heads, m_blocks)
+    sums, turns = _for_dq(key, batch, heads, m_blocks)
+    dk, dv = (result if name in key.wanted else None for name, result in (("k", dk), ("v", dv)))
     return q, k, v, do, lse_log2, delta, sums, turns, dk, dv, *_scales(2)
 
 
@@ -124,7 +125,7 @@ def _prepare_arguments(key: BackwardKey) -> tuple[Any, ...]:
     o, do = (_strided(dtype, (batch, seqlen_q, heads, dim_v)) for _ in range(2))
     lse, dlse = (_any_rows(batch, heads, seqlen_q) for _ in range(2))
     lse_log2, delta = (_rows(batch, heads, rows) for _ in range(2))
-    sums, turns = _dq_accum(key.config, batch, heads, m_blocks), _turns(batch, heads, m_blocks)
+    sums, turns = _for_dq(key, batch, heads, m_blocks)
     return o, do, lse, dlse, lse_log2, delta, sums, turns
 
 
@@ -152,6 +153,13 @@ def _rows(batch: Any, heads: Any, rows: Any) -> Any:
     """float32 numbers of padded query rows, contiguous."""
     strides = (cute.sym_int64(divisibility=16), cute.sym_int64(divisibility=16), 1)
     return make_fake_tensor(cutlass.Float32, (batch, heads, rows), strides, assumed_align=16)
+
+
+def _for_dq(key: BackwardKey, batch: Any, heads: Any, m_blocks: Any) -> tuple[Any, Any]:
+    """The sums and the counters; None where dQ is not wanted."""
+    if "q" not in key.wanted:
+        return None, None
+    return _dq_accum(key.config, batch, heads, m_blocks), _turns(batch, heads, m_blocks)
 
 
 def _dq_accum(config: Any, batch: Any, heads: Any, m_blocks: Any) -> Any:

@@ -16,21 +16,26 @@ from torch import Tensor
 
 from fa3 import backends, checks, counters, launch
 from fa3.checks import Strides
-from fa3.config.backward import PARTS, BackwardConfig, BackwardKey
+from fa3.config.backward import ALL, BackwardConfig, BackwardKey, Wanted, backward_keys
 from fa3.config.backward_table import backward_config
 from fa3.errors import LaunchError
 
 if TYPE_CHECKING:
     from fa3.emulator.backend import Emulation
 
-Gradients = tuple[Tensor, Tensor, Tensor]
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+"""dQ, dK, dV; None for those that are not wanted."""
+
+
+Form = tuple[tuple[int, ...], Strides, torch.dtype]
+"""Shape, strides and dtype of a tensor."""
 
 
 class BackwardPlan(Protocol):
     def run(
         self, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, dlse: Tensor | None
     ) -> Gradients:
-        """(dQ, dK, dV), freshly allocated and contiguous, on the current stream."""
+        """The wanted ones, freshly allocated and contiguous, on the current stream."""
 
 
 _plans: dict[tuple[Any, ...], BackwardPlan] = {}
@@ -47,18 +52,20 @@ def plan(
     softmax_scale: float,
     causal: bool,
     deterministic: bool,
+    wanted: Wanted = ALL,
 ) -> BackwardPlan:
     """The plan for these arguments; on first sight they are checked, and kernels are compiled if need be."""
     tensors = (q, k, v, o, lse)
     look = (
         *((t.shape, t.stride(), t.dtype, t.get_device()) for t in tensors),
         do.shape, do.dtype, do.get_device(), dlse is None, softmax_scale, causal, deterministic,
+        wanted,
     )  # fmt: skip
     found = _plans.get(look)
     if found is not None:
         return found
     emulation = backends.emulation_for(do, *tensors)
-    made = _make_plan(do, tensors, dlse, softmax_scale, causal, deterministic, emulation)
+    made = _make_plan(do, tensors, dlse, softmax_scale, causal, deterministic, wanted, emulation)
     if emulation is None:
         if len(_plans) >= launch.MAX_PLANS:
             _plans.clear()
@@ -73,6 +80,7 @@ def _make_plan(
     softmax_scale: float,
     causal: bool,
     deterministic: bool,
+    wanted: Wanted,
     emulation: Emulation | None,
 ) -> BackwardPlan:
     q, k, v, o, lse = tensors
@@ -82,8 +90,8 @@ def _make_plan(
     if emulation is None:
         checks.check_device(q, k, v)
     if forward.is_empty:
-        return NoGradients()
-    problem = Problem(forward, tuple(k.shape), tuple(v.shape), dlse is not None, deterministic)
+        return NoGradients(wanted)
+    problem = Problem(forward, tuple(k.shape), tuple(v.shape), dlse is not None, deterministic, wanted)
     if emulation is not None:
         return emulation.backward_plan(problem, views)
     kernels = tuple(launch.kernel(key) for key in problem.keys)
@@ -99,6 +107,7 @@ class Problem:
     v_shape: tuple[int, ...]
     dlse: bool
     deterministic: bool
+    wanted: Wanted = ALL
 
     @property
     def config(self) -> BackwardConfig:
@@ -106,27 +115,25 @@ class Problem:
 
     @property
     def keys(self) -> tuple[BackwardKey, ...]:
-        """Of the three kernels, in the order in which they run."""
-        config, dtype = self.config, checks.DTYPES[self.forward.dtype]
-        return tuple(
-            BackwardKey(
-                part,
-                config,
-                dtype,
-                dlse=self.dlse and part == "backward_prepare",
-                deterministic=self.deterministic and part == "backward",
-            )
-            for part in PARTS
-        )
+        """Of the kernels, in the order in which they run."""
+        dtype = checks.DTYPES[self.forward.dtype]
+        return backward_keys(self.config, dtype, self.wanted, self.dlse, self.deterministic)
 
 
 class NoGradients:
     """No row or no key: every gradient is 0."""
 
+    def __init__(self, wanted: Wanted) -> None:
+        self.wanted = wanted
+
     def run(
         self, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, dlse: Tensor | None
     ) -> Gradients:
-        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        dq, dk, dv = (
+            torch.zeros_like(t, memory_format=torch.contiguous_format) if name in self.wanted else None
+            for name, t in zip(ALL, (q, k, v), strict=True)
+        )
+        return dq, dk, dv
 
 
 class BackwardLaunch:
@@ -155,9 +162,15 @@ class BackwardLaunch:
         blocks = -(-seqlen_q // config.tile_m)
         q_shape = batch, seqlen_q, heads, forward.head_dim
         self.rows = _form((batch, heads, blocks * config.tile_m), torch.float32)
-        self.accum = _form((batch, heads, blocks, config.dq_slices, config.dq_slice), torch.float32)
-        self.turns = _form((batch, heads, blocks), torch.int32)
-        self.outputs = [_form(shape, forward.dtype) for shape in (q_shape, problem.k_shape, problem.v_shape)]
+        with_dq = "q" in problem.wanted
+        accum_shape = batch, heads, blocks, config.dq_slices, config.dq_slice
+        self.accum = _form(accum_shape, torch.float32) if with_dq else None
+        self.turns = _form((batch, heads, blocks), torch.int32) if with_dq else None
+        shapes = q_shape, problem.k_shape, problem.v_shape
+        self.outputs = [
+            _form(shape, forward.dtype) if name in problem.wanted else None
+            for name, shape in zip(ALL, shapes, strict=True)
+        ]
 
     def run(
         self, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, dlse: Tensor | None
@@ -172,17 +185,21 @@ class BackwardLaunch:
             o = o.clone(memory_format=torch.contiguous_format)
         if self.views is not None:
             q, k, v, o = (launch._view(t, strides) for t, strides in zip((q, k, v, o), self.views, strict=True))
-        lse_log2, delta, accum = self.empty(*self.rows), self.empty(*self.rows), self.empty(*self.accum)
-        turns = self.empty(*self.turns)
-        dq, dk, dv = (self.empty(*form) for form in self.outputs)
-        prepare, main, finish = self.kernels
+        lse_log2, delta = self.empty(*self.rows), self.empty(*self.rows)
+        accum, turns = self._empty(self.accum), self._empty(self.turns)
+        dq, dk, dv = (self._empty(form) for form in self.outputs)
+        prepare, main, *finish = self.kernels
         try:
             prepare(o, do, lse, lse if dlse is None else dlse, lse_log2, delta, accum, turns)
             main(q, k, v, do, lse_log2, delta, accum, turns, dk, dv, self.scale_log2, self.scale)
-            finish(accum, dq, self.scale)
+            for kernel in finish:
+                kernel(accum, dq, self.scale)
         except Exception as error:
             self._failed(error)
         return dq, dk, dv
+
+    def _empty(self, form: Form | None) -> Tensor | None:
+        return None if form is None else self.empty(*form)
 
     def _failed(self, error: Exception) -> None:
         launch.clear_cuda_error()
@@ -192,6 +209,6 @@ class BackwardLaunch:
         ) from error
 
 
-def _form(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[tuple[int, ...], Strides, torch.dtype]:
-    """(shape, strides, dtype) of a contiguous tensor."""
+def _form(shape: tuple[int, ...], dtype: torch.dtype) -> Form:
+    """Of a contiguous tensor."""
     return shape, tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape))), dtype

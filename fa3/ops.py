@@ -1,20 +1,23 @@
 """The torch.library ops, for callers that must see the call as a graph node: torch.compile, torch.export, functorch.
 
     fa3::forward (q, k, v, softmax_scale, causal, deterministic) -> (o, lse)
-    fa3::backward(do, q, k, v, o, lse, dlse, softmax_scale, causal, deterministic) -> (dq, dk, dv)
+    fa3::backward(do, q, k, v, o, lse, dlse, softmax_scale, causal, deterministic, output_mask) -> (dq, dk, dv)
 
 `deterministic` says how the backward adds up dQ; the forward takes it along. `dlse`, the gradient of LSE, may be None.
+`output_mask` says which gradients are computed; the others have no element.
 `Attention` is the same for eager autograd, without the dispatcher's cost. There are no second derivatives.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from fa3 import checks, launch, launch_backward
+from fa3.config.backward import ALL, Wanted
 from fa3.errors import NO_SECOND_DERIVATIVE
 
 _library = torch.library.Library("fa3", "DEF")
@@ -27,7 +30,8 @@ _library.define(
 )
 _library.define(
     "backward(Tensor do, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor? dlse, float softmax_scale,"
-    " bool causal, bool deterministic=False) -> (Tensor dq, Tensor dk, Tensor dv)",
+    " bool causal, bool deterministic=False, bool[3] output_mask=[True, True, True])"
+    " -> (Tensor dq, Tensor dk, Tensor dv)",
     tags=_tags,
 )
 
@@ -55,6 +59,14 @@ torch.library.register_fake("fa3::forward", _forward_fake, lib=_library)
 
 
 # ------------------------------------------------------------------------------------------------ backward
+EVERY = True, True, True
+"""`output_mask` for all of dQ, dK and dV."""
+WANTED: dict[tuple[bool, ...], Wanted | None] = {(False, False, False): None} | {
+    tuple(name in wanted for name in ALL): wanted for wanted in get_args(Wanted)
+}
+"""`output_mask` -> what a plan of the backward calls it."""
+
+
 def _backward(
     do: Tensor,
     q: Tensor,
@@ -66,13 +78,36 @@ def _backward(
     softmax_scale: float,
     causal: bool,
     deterministic: bool = False,
+    output_mask: Sequence[bool] = EVERY,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    plan = launch_backward.plan(do, q, k, v, o, lse, dlse, softmax_scale, causal, deterministic)
-    return plan.run(do, q, k, v, o, lse, dlse)
+    wanted = WANTED[tuple(output_mask)]
+    if wanted is None:
+        return q.new_empty(0), k.new_empty(0), v.new_empty(0)
+    plan = launch_backward.plan(do, q, k, v, o, lse, dlse, softmax_scale, causal, deterministic, wanted)
+    dq, dk, dv = plan.run(do, q, k, v, o, lse, dlse)
+    return _or_nothing(dq, q), _or_nothing(dk, k), _or_nothing(dv, v)
 
 
-def _backward_fake(do: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+def _or_nothing(gradient: Tensor | None, like: Tensor) -> Tensor:
+    """The gradient; in the place of one that is not wanted a tensor without elements: an op cannot return None."""
+    return like.new_empty(0) if gradient is None else gradient
+
+
+def _backward_fake(
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    dlse: Tensor | None,
+    softmax_scale: float,
+    causal: bool,
+    deterministic: bool = False,
+    output_mask: Sequence[bool] = EVERY,
+) -> tuple[Tensor, Tensor, Tensor]:
+    dq, dk, dv = (t.new_empty(t.shape if on else 0) for t, on in zip((q, k, v), output_mask, strict=True))
+    return dq, dk, dv
 
 
 _library.impl("backward", _backward, "CUDA")
@@ -115,15 +150,17 @@ def _gradients(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> Any:
     if do is None and dlse is None:
         return None, None, None
     q, k, v, o, lse = ctx.saved_tensors
+    asked = [bool(each) for each in ctx.needs_input_grad[:3]]
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (do, dlse)):
         raise NotImplementedError(NO_SECOND_DERIVATIVE)
     if do is None:
         do = torch.zeros_like(o)
     with torch.no_grad():
-        found = torch.ops.fa3.backward(do, q, k, v, o, lse, dlse, *ctx.options)
+        every = torch.ops.fa3.backward(do, q, k, v, o, lse, dlse, *ctx.options, asked)
+    found = [gradient if wanted else None for gradient, wanted in zip(every, asked, strict=True)]
     if torch.is_grad_enabled():
-        found = tuple(_Once.apply(gradient, q) for gradient in found)
-    return tuple(gradient if wanted else None for gradient, wanted in zip(found, ctx.needs_input_grad, strict=False))
+        found = [None if gradient is None else _Once.apply(gradient, q) for gradient in found]
+    return tuple(found)
 
 
 class _Once(torch.autograd.Function):

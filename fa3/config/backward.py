@@ -11,8 +11,11 @@ Design = Literal["registers", "shared"]
 DQGemm = Literal["transposed", "rows", "lone"]
 DQStore = Literal["staged", "direct"]
 Part = Literal["backward_prepare", "backward", "backward_finish"]
+Wanted = Literal["q", "k", "v", "qk", "qv", "kv", "qkv"]
+"""Which of dQ, dK and dV are computed."""
 BACKWARD_STRATEGY_FIELDS = {"design": Design, "dq_gemm": DQGemm, "dq_store": DQStore}
 PARTS: tuple[Part, ...] = ("backward_prepare", "backward", "backward_finish")
+ALL: Wanted = "qkv"
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,8 @@ class BackwardKey:
     """Whether there is a gradient of LSE; only `backward_prepare` looks at it."""
     deterministic: bool = False
     """Whether dQ is added in the order of the key blocks."""
+    wanted: Wanted = ALL
+    """The gradients that are computed. `backward_prepare` asks only for dQ."""
 
     @property
     def name(self) -> str:
@@ -108,7 +113,8 @@ class BackwardKey:
         c = self.config
         dims = f"d{c.head_dim}" if c.head_dim == c.head_dim_v else f"d{c.head_dim}v{c.head_dim_v}"
         mask = "causal" if c.causal else "full"
-        flags = "_dlse" * self.dlse + "_ordered" * self.deterministic
+        only = "" if self.wanted == ALL else f"_only_{self.wanted}"
+        flags = "_dlse" * self.dlse + "_ordered" * self.deterministic + only
         return (
             f"{self.part}_{self.dtype}_{dims}_{mask}_m{c.tile_m}n{c.tile_n}"
             f"_q{c.stages_q}do{c.stages_do}ds{c.stages_ds}{'o' * c.overlap_dq}_w{c.math_warpgroups}"
@@ -117,6 +123,19 @@ class BackwardKey:
 
     def as_dict(self) -> dict[str, object]:
         return asdict(self)
+
+
+def backward_keys(
+    config: BackwardConfig, dtype: DType, wanted: Wanted = ALL, dlse: bool = False, deterministic: bool = False
+) -> tuple[BackwardKey, ...]:
+    """The kernels of one backward in the order in which they run; without dQ there is nothing to finish.
+
+    What a kernel does not look at is not in its key, so that one kernel serves as many backwards as it can.
+    """
+    with_dq = "q" in wanted
+    prepare = BackwardKey("backward_prepare", config, dtype, dlse=dlse, wanted=ALL if with_dq else "kv")
+    main = BackwardKey("backward", config, dtype, deterministic=deterministic and with_dq, wanted=wanted)
+    return (prepare, main, BackwardKey("backward_finish", config, dtype)) if with_dq else (prepare, main)
 
 
 AnyKey = KernelKey | BackwardKey

@@ -9,7 +9,7 @@ from fa3.pipeline.registers import BUDGETS, RegisterBudget
 from fa3.pipeline.schedule import RoleSchedule, load_writer_and_math
 from fa3.pipeline.topology import Edge, Topology
 
-from .backward import BACKWARD_STRATEGY_FIELDS, BackwardConfig
+from .backward import ALL, BACKWARD_STRATEGY_FIELDS, BackwardConfig, Wanted
 from .budget import ELEMENT_BITS
 from .types import ROWS_OF_WARPGROUP as ROWS
 
@@ -25,7 +25,7 @@ def backward_schedule(config: BackwardConfig) -> RoleSchedule:
     return load_writer_and_math("dq_writer", config.math_warpgroups)
 
 
-def backward_topology(config: BackwardConfig) -> Topology:
+def backward_topology(config: BackwardConfig, wanted: Wanted = ALL) -> Topology:
     """The edges of the backward: K and V once, Q with LSE and dO with D for each step; dQ back to the writer."""
     schedule = backward_schedule(config)
     math = tuple(role.name for role in schedule.roles if role.name.startswith("math"))
@@ -35,13 +35,14 @@ def backward_topology(config: BackwardConfig) -> Topology:
         Edge("q", "load", math, stages=config.stages_q, bytes=_with_rows(config.tile_m, config.head_dim)),
         Edge("do", "load", math, stages=config.stages_do, bytes=_with_rows(config.tile_m, config.head_dim_v)),
     ]
-    if config.dq_store == "staged":
+    if config.dq_store == "staged" and "q" in wanted:
         edges.append(Edge("dq", math[: config.dq_parts], ("dq_writer",), stages=config.dq_parts * config.stages_dq))
     return Topology.of(schedule, *edges)
 
 
-def backward_smem(config: BackwardConfig) -> SharedMemoryPlan:
-    """The buffers of a CTA in the order in which the kernel lays them out.
+def backward_smem(config: BackwardConfig, wanted: Wanted = ALL) -> SharedMemoryPlan:
+    """The buffers of a CTA in the order in which the kernel lays them out; without those that serve other gradients
+    than the wanted ones.
 
     Raises SharedMemoryError, with the sum written out, if they exceed what a CTA of sm_90 can have.
     """
@@ -55,14 +56,28 @@ def backward_smem(config: BackwardConfig) -> SharedMemoryPlan:
     }
     if c.dq_store == "staged":
         swizzled["dq"] = 4 * c.dq_piece * c.dq_parts * c.stages_dq
+    for name in swizzled.keys() - _needed(c, wanted):
+        del swizzled[name]
     return SharedMemoryPlan.of(
         [
-            Buffer("barriers", backward_topology(c).bytes, 8),
+            Buffer("barriers", backward_topology(c, wanted).bytes, 8),
             Buffer("lse", ROW_BYTES * c.tile_m * c.stages_q, ROWS_ALIGNMENT),
             Buffer("delta", ROW_BYTES * c.tile_m * c.stages_do, ROWS_ALIGNMENT),
             *(Buffer(name, size, SWIZZLE_ALIGNMENT) for name, size in swizzled.items()),
         ]
     ).check()
+
+
+def _needed(c: BackwardConfig, wanted: Wanted) -> set[str]:
+    """The tiles' buffers that the gradients are computed from. In design `registers` dS is exchanged for dQ alone."""
+    needed = {"k", "v", "q", "do"}
+    if "v" in wanted:
+        needed.add("p")
+    if "q" in wanted or ("k" in wanted and c.design == "shared"):
+        needed.add("ds")
+    if "q" in wanted and c.dq_store == "staged":
+        needed.add("dq")
+    return needed
 
 
 def _exchanged(c: BackwardConfig) -> dict[str, int]:

@@ -41,7 +41,7 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warp, warpgroup
 from cutlass.memory import SmemAllocator
 
-from fa3.config.backward import BackwardConfig, BackwardKey
+from fa3.config.backward import BackwardConfig, BackwardKey, Wanted
 from fa3.config.backward_budget import backward_registers, backward_topology, check_backward
 from fa3.config.types import ROWS_OF_WARPGROUP as ROWS
 from fa3.layouts.fragments_dsl import as_a_operand_16, rows_and_columns
@@ -54,13 +54,13 @@ from fa3.pipeline.topology import Topology
 from .forward import COL_MAJOR, DTYPES, ROW_MAJOR, SMEM_ALIGNMENT
 from .parts.bulk import load_row
 from .parts.dq import DQGemm, NoDQ, NoDQGemm, StagedDQ, dq_mma
-from .parts.epilogue import Staged
-from .parts.gemm import convert_16, start_gemm, wait_gemms
+from .parts.epilogue import NoStore, Staged
+from .parts.gemm import convert_16, start_gemm, start_nothing, wait_gemms
 from .parts.key_mask import KEY_MASKS
 from .parts.key_tiles import FirstKeysFirst, KeysFirst, KeyTile
 from .parts.lanes import ROWS_OF_THREAD, place_in_quad, thread_of_warpgroup
 from .parts.tiles import TileSpace
-from .parts.tma import TmaOperand, load_operand, partition, sequence_major, store_operand
+from .parts.tma import TmaOperand, load_operand, partition, sequence_major, store_operand_if_wanted
 from .parts.turnstile import FirstStores, InOrder
 
 # --------------------------------------------------------------------------------------- shared memory, edges, barriers
@@ -87,6 +87,7 @@ class Plan:
     ldS: cute.ComposedLayout
     topology: Topology
     barriers: BarrierNames
+    wanted: Wanted
 
     @classmethod
     def of(cls, key: BackwardKey) -> "Plan":
@@ -121,8 +122,9 @@ class Plan:
             ldO=row_major(c.tile_m, c.head_dim_v, c.stages_do),
             ldOt=transposed(c.tile_m, c.head_dim_v, c.stages_do),
             ldS=row_major(c.tile_m, ROWS, groups * c.stages_ds),
-            topology=backward_topology(c),
+            topology=backward_topology(c, key.wanted),
             barriers=BarrierNames((("ds", 1), ("rows", groups))),
+            wanted=key.wanted,
         )
 
     def storage(self) -> Any:
@@ -144,8 +146,8 @@ class Plan:
             v: buffer(self.lV)
             q: buffer(self.lQ)
             do: buffer(self.ldO)
-            ds: buffer(self.ldS)
-            dq: cute.struct.Align[cute.struct.MemRange[Float32, dq_staging(c)], SMEM_ALIGNMENT]
+            ds: buffer_if("q" in self.wanted, dtype, self.ldS)
+            dq: cute.struct.Align[cute.struct.MemRange[Float32, dq_staging(c, self.wanted)], SMEM_ALIGNMENT]
 
         return Storage
 
@@ -163,14 +165,28 @@ class Plan:
             "do": tiles(storage.do, self.ldO),
             "do t": tiles(storage.do, self.ldOt),
             "do rows": storage.delta.get_tensor(cute.make_layout((c.tile_m, c.stages_do))),
-            "ds": tiles(storage.ds, self.ldS),
-            "dq": storage.dq.get_tensor(cute.make_layout((c.dq_piece, c.stages_dq, c.dq_parts))),
+            **self._dq_views(storage),
         }
 
+    def _dq_views(self, storage) -> dict[str, cute.Tensor]:
+        """What only dQ needs."""
+        if "q" not in self.wanted:
+            return {}
+        c = self.config
+        dq = storage.dq.get_tensor(cute.make_layout((c.dq_piece, c.stages_dq, c.dq_parts)))
+        return {"ds": tiles(storage.ds, self.ldS), "dq": dq}
 
-def dq_staging(config: BackwardConfig) -> int:
+
+def dq_staging(config: BackwardConfig, wanted: Wanted) -> int:
     """fp32 numbers of the buffer in which dQ waits for the dQ writer."""
-    return config.dq_piece * config.stages_dq * config.dq_parts if config.dq_store == "staged" else 0
+    staged = config.dq_store == "staged" and "q" in wanted
+    return config.dq_piece * config.stages_dq * config.dq_parts if staged else 0
+
+
+def buffer_if(needed: bool, dtype: Any, layout: cute.ComposedLayout) -> Any:
+    """Room for tiles, or for nothing."""
+    size = cute.cosize(layout) if needed else 0
+    return cute.struct.Align[cute.struct.MemRange[dtype, size], SMEM_ALIGNMENT]
 
 
 def tiles(buffer, layout: cute.ComposedLayout) -> cute.Tensor:
@@ -181,19 +197,20 @@ class Operands(NamedTuple):
     """The global tensors: through TMA, or as plain tensors.
 
     mLSE, mD (row, head, batch) float32 with rows padded to tile_m; mdQ (element, slice, m_block, head, batch) float32;
-    turns (m_block, head, batch) int32, how many have added to a block of dQ.
+    turns (m_block, head, batch) int32, how many have added to a block of dQ. What serves a gradient that is not wanted
+    is None.
     """
 
     q: TmaOperand
     k: TmaOperand
     v: TmaOperand
     do: TmaOperand
-    dk: TmaOperand
-    dv: TmaOperand
+    dk: TmaOperand | None
+    dv: TmaOperand | None
     mLSE: cute.Tensor
     mD: cute.Tensor
-    mdQ: cute.Tensor
-    turns: cute.Tensor
+    mdQ: cute.Tensor | None
+    turns: cute.Tensor | None
 
 
 class Walk(NamedTuple):
@@ -351,8 +368,8 @@ class Math:
     plan: Plan
     rings: dict[str, Ring]
     gemms: "Gemms"
-    rows: "RowStatistics"
-    exchange: "Exchange"
+    rows: "RowStatistics | OnlyProbabilities"
+    exchange: "Exchange | NoExchange"
     dq: StagedDQ | NoDQ
     mask: Any
     walk: Walk
@@ -362,8 +379,7 @@ class Math:
     @cute.jit
     def run(self):
         walk, c = self.walk, self.plan.config
-        self.gemms.acc_dK.fill(0.0)
-        self.gemms.acc_dV.fill(0.0)
+        self.gemms.clear()
         first_key = walk.tile.n_block * c.tile_n + ROWS * self.warpgroup
         cut = self.mask.cut_blocks(walk.tile.n_block)
         steps, out = Lockstep.start(c.stages_q, c.stages_do, c.stages_ds), self.dq.cursor()
@@ -446,6 +462,19 @@ class RowStatistics:
 
 
 @dataclass(frozen=True)
+class OnlyProbabilities:
+    """The twin of `RowStatistics` where dS is not wanted."""
+
+    rows: RowStatistics
+
+    def probabilities(self, acc_S: cute.Tensor, q: Cursor, scale_log2: Float32):
+        self.rows.probabilities(acc_S, q, scale_log2)
+
+    def score_gradients(self, acc_P: cute.Tensor, acc_dP: None, do: Cursor):
+        pass
+
+
+@dataclass(frozen=True)
 class Exchange:
     """dS from the registers of each warpgroup to shared memory, where all of them read it for dQ."""
 
@@ -473,45 +502,150 @@ class Exchange:
 
 
 @dataclass(frozen=True)
+class NoExchange:
+    """The twin of `Exchange` where dQ is not wanted: nobody needs the dS of others. The lanes of a warp still meet,
+    since one of them soon releases, for all, the LSE and D that they have read."""
+
+    def share(self, rdS: cute.Tensor | None, ds: Cursor):
+        cute.arch.sync_warp()
+
+
+@dataclass(frozen=True)
+class ScoreGradients:
+    """dP^T and dS^T of a warpgroup."""
+
+    mma: cute.TiledMma
+    tdPrV: cute.Tensor
+    tdPrdO: cute.Tensor
+    acc: cute.Tensor
+    rdS: cute.Tensor
+
+    @call_site
+    def start(self, do: Cursor):
+        """dP^T = V dO^T, not waited for."""
+        start_gemm(self.mma, self.acc, self.tdPrV, self.tdPrdO[None, None, None, do.stage], False)
+
+    def take(self):
+        convert_16(self.acc, self.rdS)
+
+
+@dataclass(frozen=True)
+class NoScoreGradients:
+    """The twin of `ScoreGradients` where neither dQ nor dK is wanted."""
+
+    acc: None = None
+    rdS: None = None
+
+    @call_site
+    def start(self, do: Cursor):
+        start_nothing()
+
+    def take(self):
+        pass
+
+
+@dataclass(frozen=True)
+class KeyGradient:
+    """dV or dK of a warpgroup's 64 keys."""
+
+    mma: cute.TiledMma
+    a: cute.Tensor
+    """P^T or dS^T, in registers."""
+    b: cute.Tensor
+    """(V, N, K, stage) of dO or Q."""
+    acc: cute.Tensor
+
+    def clear(self):
+        self.acc.fill(0.0)
+
+    @call_site
+    def start(self, rows: Cursor):
+        """acc += a b, not waited for."""
+        start_gemm(self.mma, self.acc, as_a_operand_16(self.a), self.b[None, None, None, rows.stage], True)
+
+    def scale(self, factor: Float32):
+        multiply(self.acc, factor)
+
+
+@dataclass(frozen=True)
+class NoKeyGradient:
+    """The twin of `KeyGradient` for one that is not wanted."""
+
+    acc: None = None
+
+    def clear(self):
+        pass
+
+    @call_site
+    def start(self, rows: Cursor):
+        start_nothing()
+
+    def scale(self, factor: Float32):
+        pass
+
+
+@dataclass(frozen=True)
 class Gemms:
     """The five GEMMs of a warpgroup: operands in shared memory as descriptors, accumulators and P, dS in registers."""
 
     plan: Plan
     tSrK: cute.Tensor
     tSrQ: cute.Tensor
-    tdPrV: cute.Tensor
-    tdPrdO: cute.Tensor
-    tdVrdO: cute.Tensor
-    tdKrQ: cute.Tensor
-    dq: DQGemm | NoDQGemm
     acc_S: cute.Tensor
-    acc_dP: cute.Tensor
     rP: cute.Tensor
-    rdS: cute.Tensor
-    acc_dV: cute.Tensor
-    acc_dK: cute.Tensor
+    dp: ScoreGradients | NoScoreGradients
+    dv: KeyGradient | NoKeyGradient
+    dk: KeyGradient | NoKeyGradient
+    dq: DQGemm | NoDQGemm
 
     @classmethod
     def of(cls, plan: Plan, shared: dict[str, cute.Tensor], group: Int32, has_dq: bool) -> "Gemms":
-        c = plan.config
-        st, dv, dk = plan.st.get_slice(0), plan.dv.get_slice(0), plan.dk.get_slice(0)
-        scores = plan.st.partition_shape_C((ROWS, c.tile_m))
+        c, st = plan.config, plan.st.get_slice(0)
+        shape = plan.st.partition_shape_C((ROWS, c.tile_m))
+        rP = cute.make_rmem_tensor(shape, plan.dtype)
+        dp, dv, dk = NoScoreGradients(), NoKeyGradient(), NoKeyGradient()
+        if plan.wanted != "v":
+            dp = ScoreGradients(
+                plan.st,
+                plan.st.make_fragment_A(st.partition_A(shared["v"]))[None, None, None, group],
+                plan.st.make_fragment_B(st.partition_B(shared["do"])),
+                cute.make_rmem_tensor(shape, Float32),
+                cute.make_rmem_tensor(shape, plan.dtype),
+            )
+        if "v" in plan.wanted:
+            dv = cls._key_gradient(plan.dv, rP, shared["do t"], c.head_dim_v)
+        if "k" in plan.wanted:
+            dk = cls._key_gradient(plan.dk, dp.rdS, shared["q t"], c.head_dim)
         return cls(
             plan,
             plan.st.make_fragment_A(st.partition_A(shared["k"]))[None, None, None, group],
             plan.st.make_fragment_B(st.partition_B(shared["q"])),
-            plan.st.make_fragment_A(st.partition_A(shared["v"]))[None, None, None, group],
-            plan.st.make_fragment_B(st.partition_B(shared["do"])),
-            plan.dv.make_fragment_B(dv.partition_B(shared["do t"])),
-            plan.dk.make_fragment_B(dk.partition_B(shared["q t"])),
+            cute.make_rmem_tensor(shape, Float32),
+            rP,
+            dp,
+            dv,
+            dk,
             DQGemm.of(c, plan.dq, shared["k t"], shared["ds"], group) if has_dq else NoDQGemm(),
-            cute.make_rmem_tensor(scores, Float32),
-            cute.make_rmem_tensor(scores, Float32),
-            cute.make_rmem_tensor(scores, plan.dtype),
-            cute.make_rmem_tensor(scores, plan.dtype),
-            cute.make_rmem_tensor(plan.dv.partition_shape_C((ROWS, c.head_dim_v)), Float32),
-            cute.make_rmem_tensor(plan.dk.partition_shape_C((ROWS, c.head_dim)), Float32),
         )
+
+    @staticmethod
+    def _key_gradient(mma: cute.TiledMma, weights: cute.Tensor, rows_t: cute.Tensor, columns: int) -> KeyGradient:
+        b = mma.make_fragment_B(mma.get_slice(0).partition_B(rows_t))
+        acc = cute.make_rmem_tensor(mma.partition_shape_C((ROWS, columns)), Float32)
+        return KeyGradient(mma, weights, b, acc)
+
+    @property
+    def acc_dP(self) -> cute.Tensor | None:
+        return self.dp.acc
+
+    @property
+    def rdS(self) -> cute.Tensor | None:
+        return self.dp.rdS
+
+    def clear(self):
+        """dK = dV = 0."""
+        self.dk.clear()
+        self.dv.clear()
 
     @call_site
     def start_scores(self, q: Cursor):
@@ -521,26 +655,24 @@ class Gemms:
     @call_site
     def start_dp(self, do: Cursor):
         """dP^T = V dO^T, not waited for."""
-        start_gemm(self.plan.st, self.acc_dP, self.tdPrV, self.tdPrdO[None, None, None, do.stage], False)
+        self.dp.start(do)
 
     @call_site
     def start_dv(self, do: Cursor):
         """dV += P^T dO, not waited for."""
-        b = self.tdVrdO[None, None, None, do.stage]
-        start_gemm(self.plan.dv, self.acc_dV, as_a_operand_16(self.rP), b, True)
+        self.dv.start(do)
 
     @call_site
     def start_dk(self, q: Cursor):
         """dK += dS^T Q, not waited for."""
-        b = self.tdKrQ[None, None, None, q.stage]
-        start_gemm(self.plan.dk, self.acc_dK, as_a_operand_16(self.rdS), b, True)
+        self.dk.start(q)
 
     def take_p(self):
         """P^T in 16 bits: the accumulator's registers, in the order the GEMM of dV wants its A operand in."""
         convert_16(self.acc_S, self.rP)
 
     def take_ds(self):
-        convert_16(self.acc_dP, self.rdS)
+        self.dp.take()
 
 
 class InRegisters:
@@ -564,7 +696,9 @@ class InRegisters:
         ordered: cutlass.Constexpr,
     ):
         """What a math warpgroup does. Here the dQ writer sees to an order of dQ."""
-        if cutlass.const_expr(plan.config.dq_gemm == "lone"):
+        if cutlass.const_expr("q" not in plan.wanted):
+            consume_in_registers(plan, operands, rings, shared, mask, walk, scales, own, False)
+        elif cutlass.const_expr(plan.config.dq_gemm == "lone"):
             if own == 0:
                 consume_in_registers(plan, operands, rings, shared, mask, walk, scales, own, True)
             else:
@@ -590,19 +724,21 @@ def consume_in_registers(
     everyone = CommonBarrier(plan.barriers.first("ds"), plan.config.math_warpgroups)
     gemms = Gemms.of(plan, shared, own, has_dq)
     rows = RowStatistics(shared["q rows"], shared["do rows"])
-    exchange = Exchange(plan, shared["ds"], everyone, own)
+    if cutlass.const_expr(plan.wanted == "v"):
+        rows = OnlyProbabilities(rows)
+    exchange = Exchange(plan, shared["ds"], everyone, own) if "q" in plan.wanted else NoExchange()
     dq = StagedDQ.of(plan.config, rings["dq"], shared["dq"], own) if has_dq else NoDQ()
     Math(plan, rings, gemms, rows, exchange, dq, mask, walk, scale_log2, own).run()
     own = own_warpgroup()  # anew: kept through the main loop, it would be the register too many at 80 x 128
     alone = WarpgroupBarrier(plan.barriers.first("rows"), own)
     row_block = walk.tile.n_block * plan.config.math_warpgroups + own
-    dv_store = Staged(operands.dv, shared["v"], plan.dv, own, alone)
-    dk_store = Staged(operands.dk, shared["k"], plan.dk, own, alone)
-    dv_store.store(gemms.acc_dV, walk.tile, row_block)
-    multiply(gemms.acc_dK, scale)
+    dv_store = Staged(operands.dv, shared["v"], plan.dv, own, alone) if "v" in plan.wanted else NoStore()
+    dk_store = Staged(operands.dk, shared["k"], plan.dk, own, alone) if "k" in plan.wanted else NoStore()
+    dv_store.store(gemms.dv.acc, walk.tile, row_block)
+    gemms.dk.scale(scale)
     everyone.join()
-    dk_store.store(gemms.acc_dK, walk.tile, row_block)
-    dk_store.drain()
+    dk_store.store(gemms.dk.acc, walk.tile, row_block)
+    (dk_store if "k" in plan.wanted else dv_store).drain()  # of both, where there are two
 
 
 def own_warpgroup() -> Int32:
@@ -625,7 +761,8 @@ ORDERS: dict[bool, Any] = {False: KeysFirst, True: FirstKeysFirst}
 class Backward:
     """Compiles one key. Called with torch-shaped tensors: q, k, v, do, dk, dv (batch, sequence, head, dim); the row
     statistics lse_log2, delta (batch, head, rows padded to tile_m) float32; dq_accum (batch, head, m_block, slice,
-    element) float32; turns (batch, head, m_block) int32 zeros."""
+    element) float32; turns (batch, head, m_block) int32 zeros. If the key does not want dK, then dk is None; likewise
+    dv, and for dQ dq_accum and turns."""
 
     def __init__(self, key: BackwardKey, design: Any):
         """`design` is `InRegisters`, or another that has a `plan` and a `consume`."""
@@ -644,10 +781,10 @@ class Backward:
         do: cute.Tensor,
         lse_log2: cute.Tensor,
         delta: cute.Tensor,
-        dq_accum: cute.Tensor,
-        turns: cute.Tensor,
-        dk: cute.Tensor,
-        dv: cute.Tensor,
+        dq_accum: cute.Tensor | None,
+        turns: cute.Tensor | None,
+        dk: cute.Tensor | None,
+        dv: cute.Tensor | None,
         scale_log2: Float32,
         scale: Float32,
         stream,
@@ -658,12 +795,12 @@ class Backward:
             load_operand(sequence_major(k), plan.lK, (c.key_rows, c.head_dim)),
             load_operand(sequence_major(v), plan.lV, (c.key_rows, c.head_dim_v)),
             load_operand(sequence_major(do), plan.ldO, (c.tile_m, c.head_dim_v)),
-            store_operand(sequence_major(dk), plan.lK, (c.key_rows, c.head_dim)),
-            store_operand(sequence_major(dv), plan.lV, (c.key_rows, c.head_dim_v)),
+            store_operand_if_wanted(dk, plan.lK, (c.key_rows, c.head_dim)),
+            store_operand_if_wanted(dv, plan.lV, (c.key_rows, c.head_dim_v)),
             _reversed(lse_log2),
             _reversed(delta),
-            _reversed(dq_accum),
-            _reversed(turns),
+            _reversed(dq_accum) if "q" in self.key.wanted else None,
+            _reversed(turns) if "q" in self.key.wanted else None,
         )
         group = q.shape[2] // k.shape[2]
         row_bytes = (c.head_dim + c.head_dim_v) * plan.dtype.width // 8 + (c.head_dim + 2) * Float32.width // 8
@@ -695,7 +832,8 @@ class Backward:
         warp_index = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if warp_index == 0:
             for operand in (operands.q, operands.k, operands.v, operands.do, operands.dk, operands.dv):
-                cpasync.prefetch_descriptor(operand.atom)
+                if cutlass.const_expr(operand is not None):
+                    cpasync.prefetch_descriptor(operand.atom)
 
         Storage = plan.storage()
         self.smem_bytes = Storage.__sizeof__()
@@ -717,7 +855,7 @@ class Backward:
             cute.arch.setmaxregister_decrease(budget.load)
             if warp_index == 0:
                 Load(plan, operands, rings, shared, walk).run()
-            if cutlass.const_expr(c.dq_store == "staged"):
+            if cutlass.const_expr("dq" in rings):
                 if warp_index == 1:
                     way_in = InOrder if self.key.deterministic else FirstStores
                     turnstile = way_in(operands.turns[None, None, tile.batch], tile.n_block)

@@ -26,7 +26,7 @@ LOG2_E = math.log2(math.e)
 class BackwardPrepare:
     """Compiles one key. Called with o, do (batch, row, head, dim_v), lse and, if the key has it, dlse (batch, head,
     row), and what it writes: lse_log2, delta (batch, head, rows padded to tile_m), dq_accum (batch, head, m_block,
-    slice, element), float32, and turns (batch, head, m_block) int32."""
+    slice, element), float32, and turns (batch, head, m_block) int32; the last two are None if dQ is not wanted."""
 
     def __init__(self, key: BackwardKey):
         self.key = key
@@ -44,11 +44,12 @@ class BackwardPrepare:
         dlse: cute.Tensor,
         lse_log2: cute.Tensor,
         delta: cute.Tensor,
-        dq_accum: cute.Tensor,
-        turns: cute.Tensor,
+        dq_accum: cute.Tensor | None,
+        turns: cute.Tensor | None,
         stream,
     ):
-        grid = [dq_accum.shape[2], dq_accum.shape[1], dq_accum.shape[0]]
+        batch, heads, rows = lse_log2.shape
+        grid = [rows // self.key.config.tile_m, heads, batch]
         self.kernel(sequence_major(o), sequence_major(do), lse, dlse, lse_log2, delta, dq_accum, turns).launch(
             grid=grid, block=[THREADS, 1, 1], min_blocks_per_mp=1, stream=stream
         )
@@ -62,8 +63,8 @@ class BackwardPrepare:
         mdLSE: cute.Tensor,
         mLSE_log2: cute.Tensor,
         mD: cute.Tensor,
-        mdQ: cute.Tensor,
-        turns: cute.Tensor,
+        mdQ: cute.Tensor | None,
+        turns: cute.Tensor | None,
     ):
         cute.arch.griddepcontrol_launch_dependents()  # the backward may set up; it waits for this grid's end
         m_block, head, batch = cute.arch.block_idx()
@@ -73,10 +74,11 @@ class BackwardPrepare:
         for i in cutlass.range_constexpr(tile_m // self.rows):
             row = m_block * tile_m + i * self.rows + thread // self.lanes
             self._row(gO, gdO, mLSE, mdLSE, mLSE_log2, mD, row, thread % self.lanes)
-        if thread == 0:
-            turns[batch, head, m_block] = Int32(0)
-        if self._is_to_be_cleared(mLSE, m_block):
-            self._clear(mdQ[batch, head, m_block, None, None], thread)
+        if cutlass.const_expr("q" in self.key.wanted):
+            if thread == 0:
+                turns[batch, head, m_block] = Int32(0)
+            if self._is_to_be_cleared(mLSE, m_block):
+                self._clear(mdQ[batch, head, m_block, None, None], thread)
 
     @cute.jit
     def _row(self, gO, gdO, mLSE, mdLSE, mLSE_log2, mD, row: Int32, lane: Int32):

@@ -27,7 +27,7 @@ import cutlass.utils.hopper_helpers as hopper
 from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import OperandMajorMode, warp
 
-from fa3.config.backward import BackwardConfig, BackwardKey
+from fa3.config.backward import BackwardConfig, BackwardKey, Wanted
 from fa3.config.backward_budget import backward_topology
 from fa3.config.types import ROWS_OF_WARPGROUP as ROWS
 from fa3.layouts.fragments_dsl import rows_and_columns
@@ -37,10 +37,10 @@ from fa3.pipeline.cursor import Cursor
 from fa3.pipeline.ring import Ring
 from fa3.pipeline.topology import Topology
 
-from .backward import Operands, Walk, dq_staging, multiply, tiles
+from .backward import Operands, Walk, buffer_if, dq_staging, multiply, tiles
 from .forward import COL_MAJOR, DTYPES, ROW_MAJOR, SMEM_ALIGNMENT
 from .parts.dq import DirectDQ, StagedDQ, dq_shape
-from .parts.gemm import convert_16, start_gemm, wait_gemms
+from .parts.gemm import convert_16, start_gemm, start_nothing, wait_gemms
 from .parts.lanes import ROW_STEP, ROWS_OF_THREAD, row_of_thread, thread_of_warpgroup
 from .parts.tma import TmaOperand, partition
 from .parts.turnstile import NoTurnstile, WarpgroupTurnstile
@@ -90,6 +90,7 @@ class WidePlan:
     lPt: cute.ComposedLayout
     topology: Topology
     barriers: BarrierNames
+    wanted: Wanted
 
     @classmethod
     def of(cls, key: BackwardKey) -> "WidePlan":
@@ -122,9 +123,18 @@ class WidePlan:
             dv,
             dk,
             *layouts,
-            topology=backward_topology(c),
+            topology=backward_topology(c, key.wanted),
             barriers=BarrierNames((("ds", 1), ("rows", c.math_warpgroups))),
+            wanted=key.wanted,
         )
+
+    @property
+    def needs_p(self) -> bool:
+        return "v" in self.wanted
+
+    @property
+    def needs_ds(self) -> bool:
+        return self.wanted != "v"
 
     def storage(self) -> Any:
         """The CTA's shared memory. `fa3.config.backward_budget` sums the same fields without the DSL."""
@@ -145,20 +155,24 @@ class WidePlan:
             v: buffer(self.lV)
             q: buffer(self.lQ)
             do: buffer(self.ldO)
-            p: buffer(self.lP)
-            ds: buffer(self.lP)
-            dq: cute.struct.Align[cute.struct.MemRange[Float32, dq_staging(c)], SMEM_ALIGNMENT]
+            p: buffer_if(self.needs_p, dtype, self.lP)
+            ds: buffer_if(self.needs_ds, dtype, self.lP)
+            dq: cute.struct.Align[cute.struct.MemRange[Float32, dq_staging(c, self.wanted)], SMEM_ALIGNMENT]
 
         return Storage
 
     def views(self, storage) -> dict[str, cute.Tensor]:
         """The buffers as tensors: tiles (row, column, stage); with " t" the same bytes as (column, row, stage)."""
         c = self.config
-        staged = {}
-        if c.dq_store == "staged":
-            staged["dq"] = storage.dq.get_tensor(cute.make_layout((c.dq_piece, c.stages_dq, c.dq_parts)))
+        some = {}
+        if dq_staging(c, self.wanted):
+            some["dq"] = storage.dq.get_tensor(cute.make_layout((c.dq_piece, c.stages_dq, c.dq_parts)))
+        if self.needs_p:
+            some |= {"p": tiles(storage.p, self.lP), "p t": tiles(storage.p, self.lPt)}
+        if self.needs_ds:
+            some |= {"ds": tiles(storage.ds, self.lP), "ds t": tiles(storage.ds, self.lPt)}
         return {
-            **staged,
+            **some,
             "k": tiles(storage.k, self.lK),
             "k t": tiles(storage.k, self.lKt),
             "v": tiles(storage.v, self.lV),
@@ -169,10 +183,6 @@ class WidePlan:
             "do": tiles(storage.do, self.ldO),
             "do t": tiles(storage.do, self.ldOt),
             "do rows": storage.delta.get_tensor(cute.make_layout((c.tile_m, c.stages_do))),
-            "p": tiles(storage.p, self.lP),
-            "p t": tiles(storage.p, self.lPt),
-            "ds": tiles(storage.ds, self.lP),
-            "ds t": tiles(storage.ds, self.lPt),
         }
 
 
@@ -192,9 +202,9 @@ class Math:
     plan: WidePlan
     rings: dict[str, Ring]
     scores: "Scores"
-    dv: "KeyGradient"
-    dk: "KeyGradient"
-    dq: "QueryGradient"
+    dv: "KeyGradient | NoKeyGradient"
+    dk: "KeyGradient | NoKeyGradient"
+    dq: "QueryGradient | NoQueryGradient"
     everyone: CommonBarrier
     mask: Any
     walk: Walk
@@ -268,18 +278,12 @@ class Scores:
 
     plan: WidePlan
     sLSE: cute.Tensor
-    sD: cute.Tensor
-    sP: cute.Tensor
-    sdS: cute.Tensor
-    """(query, the warpgroup's keys)."""
     tSrQ: cute.Tensor
     tSrK: cute.Tensor
-    tdPrdO: cute.Tensor
-    tdPrV: cute.Tensor
     acc_S: cute.Tensor
-    acc_dP: cute.Tensor
-    rP: cute.Tensor
-    rdS: cute.Tensor
+    dp: "ScoreGradients | NoScoreGradients"
+    p: "Weights | NoWeights"
+    ds: "Weights | NoWeights"
 
     @classmethod
     def of(cls, plan: WidePlan, shared: dict[str, cute.Tensor], group: Int32) -> "Scores":
@@ -296,19 +300,22 @@ class Scores:
         def queries_by_own_keys(name):
             return cute.local_tile(shared[name][None, None, 0], (c.tile_m, keys), (0, group))
 
+        def weights(acc, name):
+            rounded = cute.make_rmem_tensor_like(acc, plan.dtype)
+            return Weights(plan.s, acc, rounded, queries_by_own_keys(name))
+
         shape = plan.s.partition_shape_C((ROWS, keys))
-        return cls(
-            plan,
-            shared["q rows"],
-            shared["do rows"],
-            queries_by_own_keys("p t"),
-            queries_by_own_keys("ds t"),
-            plan.s.make_fragment_A(thread.partition_A(shared["q"])),
-            b("k", c.head_dim),
-            plan.s.make_fragment_A(thread.partition_A(shared["do"])),
-            b("v", c.head_dim_v),
-            *(cute.make_rmem_tensor(shape, kind) for kind in (Float32, Float32, plan.dtype, plan.dtype)),
-        )
+        acc_S = cute.make_rmem_tensor(shape, Float32)
+        dp, p, ds = NoScoreGradients(), NoWeights(), NoWeights()
+        if plan.needs_p:
+            p = weights(acc_S, "p t")
+        if plan.needs_ds:
+            a = plan.s.make_fragment_A(thread.partition_A(shared["do"]))
+            acc_dP = cute.make_rmem_tensor(shape, Float32)
+            dp = ScoreGradients(plan.s, shared["do rows"], a, b("v", c.head_dim_v), acc_dP)
+            ds = weights(acc_dP, "ds t")
+        tSrQ = plan.s.make_fragment_A(thread.partition_A(shared["q"]))
+        return cls(plan, shared["q rows"], tSrQ, b("k", c.head_dim), acc_S, dp, p, ds)
 
     @call_site
     def start_scores(self, q: Cursor):
@@ -318,7 +325,7 @@ class Scores:
     @call_site
     def start_dp(self, do: Cursor):
         """dP = dO V^T, not waited for."""
-        start_gemm(self.plan.s, self.acc_dP, self.tdPrdO[None, None, None, do.stage], self.tdPrV, False)
+        self.dp.start(do)
 
     @cute.jit
     def probabilities(self, q: Cursor, scale_log2: Float32):
@@ -329,26 +336,86 @@ class Scores:
             for c in cutlass.range_constexpr(cute.size(scores, mode=[1])):
                 scores[r, c] = cute.math.exp2(scores[r, c] * scale_log2 - lse, fastmath=True)
 
-    @cute.jit
     def score_gradients(self, do: Cursor):
         """dS = P * (dP - D), in the place of dP."""
-        p, dp = rows_and_columns(self.acc_S), rows_and_columns(self.acc_dP)
+        self.dp.finish(self.acc_S, do)
+
+    def take_p(self):
+        self.p.take()
+
+    def take_ds(self):
+        self.ds.take()
+
+    def share(self):
+        """P and dS to shared memory, transposed on the way, for all warpgroups."""
+        self.p.share()
+        self.ds.share()
+        cute.arch.fence_proxy("async.shared", space="cta")
+
+
+@dataclass(frozen=True)
+class ScoreGradients:
+    """dP and dS of 64 queries and the warpgroup's keys."""
+
+    mma: cute.TiledMma
+    sD: cute.Tensor
+    tdPrdO: cute.Tensor
+    tdPrV: cute.Tensor
+    acc: cute.Tensor
+
+    @call_site
+    def start(self, do: Cursor):
+        """dP = dO V^T, not waited for."""
+        start_gemm(self.mma, self.acc, self.tdPrdO[None, None, None, do.stage], self.tdPrV, False)
+
+    @cute.jit
+    def finish(self, acc_P: cute.Tensor, do: Cursor):
+        """dS = P * (dP - D), in the place of dP."""
+        p, dp = rows_and_columns(acc_P), rows_and_columns(self.acc)
         for r in cutlass.range_constexpr(ROWS_OF_THREAD):
             delta = self.sD[row_of_thread() + ROW_STEP * r, do.stage]
             for c in cutlass.range_constexpr(cute.size(p, mode=[1])):
                 dp[r, c] = p[r, c] * (dp[r, c] - delta)
 
-    def take_p(self):
-        convert_16(self.acc_S, self.rP)
 
-    def take_ds(self):
-        convert_16(self.acc_dP, self.rdS)
+@dataclass(frozen=True)
+class NoScoreGradients:
+    """The twin of `ScoreGradients` where neither dQ nor dK is wanted."""
+
+    @call_site
+    def start(self, do: Cursor):
+        start_nothing()
+
+    def finish(self, acc_P: cute.Tensor, do: Cursor):
+        pass
+
+
+@dataclass(frozen=True)
+class Weights:
+    """P or dS on the way to shared memory."""
+
+    mma: cute.TiledMma
+    acc: cute.Tensor
+    rounded: cute.Tensor
+    target: cute.Tensor
+    """(query, the warpgroup's keys)."""
+
+    def take(self):
+        convert_16(self.acc, self.rounded)
 
     def share(self):
-        """P and dS to shared memory, transposed on the way, for all warpgroups."""
-        for source, target in ((self.rP, self.sP), (self.rdS, self.sdS)):
-            store_transposed(self.plan.s, source, target)
-        cute.arch.fence_proxy("async.shared", space="cta")
+        store_transposed(self.mma, self.rounded, self.target)
+
+
+@dataclass(frozen=True)
+class NoWeights:
+    """The identity twin of `Weights`: no GEMM reads them."""
+
+    def take(self):
+        pass
+
+    def share(self):
+        pass
 
 
 def store_transposed(mma: cute.TiledMma, source: cute.Tensor, target: cute.Tensor):
@@ -410,6 +477,20 @@ class KeyGradient:
             store_transposed(self.mma, rounded, part)
 
 
+@dataclass(frozen=True)
+class NoKeyGradient:
+    """The twin of `KeyGradient` for one that is not wanted."""
+
+    acc: tuple[()] = ()
+
+    def clear(self):
+        pass
+
+    @call_site
+    def start(self, rows: Cursor):
+        start_nothing()
+
+
 @call_site
 @cute.jit
 def start_gemms(mma: cute.TiledMma, accs: cutlass.Constexpr, operands: cutlass.Constexpr, b: cute.Tensor):
@@ -468,6 +549,23 @@ class QueryGradient:
         return self.way.put_slice(self.acc, out, self.warpgroup, slab, m_block, head, self.batch)
 
 
+@dataclass(frozen=True)
+class NoQueryGradient:
+    """The twin of `QueryGradient` where dQ is not wanted."""
+
+    slabs: int = 1
+
+    def cursor(self) -> Cursor:
+        return Cursor(Int32(0), Int32(0), 1)
+
+    @call_site
+    def start(self, slab: int):
+        start_nothing()
+
+    def put(self, slab: int, out: Cursor, m_block: Int32, head: Int32):
+        return out
+
+
 class ThroughShared:
     """The design of this file, for `fa3.kernels.backward.Backward`."""
 
@@ -493,30 +591,45 @@ class ThroughShared:
         c = plan.config
         everyone = CommonBarrier(plan.barriers.first("ds"), c.math_warpgroups)
         scores = Scores.of(plan, shared, own)
-        dv = KeyGradient.of(plan.dv, plan.dv_share, shared["do t"], shared["p"][None, None, 0], own)
-        dk = KeyGradient.of(plan.dk, plan.dk_share, shared["q t"], shared["ds"][None, None, 0], own)
-        if cutlass.const_expr(c.dq_store == "staged"):
-            way = StagedDQ.of(c, rings["dq"], shared["dq"], own)
-        else:
-            counters = operands.turns[None, None, walk.tile.batch]
-            alone = WarpgroupBarrier(plan.barriers.first("rows"), own)
-            turnstile = WarpgroupTurnstile(counters, walk.tile.n_block, c.math_warpgroups, alone)
-            way = DirectDQ(operands.mdQ, turnstile if ordered else NoTurnstile(), c.dq_slices // c.math_warpgroups)
-        dq = QueryGradient.of(plan, shared, way, walk.tile.batch, own)
+        dv, dk, dq = NoKeyGradient(), NoKeyGradient(), NoQueryGradient()
+        if cutlass.const_expr("v" in plan.wanted):
+            dv = KeyGradient.of(plan.dv, plan.dv_share, shared["do t"], shared["p"][None, None, 0], own)
+        if cutlass.const_expr("k" in plan.wanted):
+            dk = KeyGradient.of(plan.dk, plan.dk_share, shared["q t"], shared["ds"][None, None, 0], own)
+        if cutlass.const_expr("q" in plan.wanted):
+            way = _way_of_dq(plan, operands, rings, shared, walk, own, ordered)
+            dq = QueryGradient.of(plan, shared, way, walk.tile.batch, own)
         Math(plan, rings, scores, dv, dk, dq, everyone, mask, walk, scale_log2, own).run()
         for acc in dk.acc:
             multiply(acc, scale)
+        results = [
+            (gradient, getattr(operands, f"d{name}"), name)
+            for gradient, name in ((dv, "v"), (dk, "k"))
+            if name in plan.wanted
+        ]
         everyone.join()  # nobody reads K or V any more
-        dv.store(shared["v t"][None, None, 0], plan.dtype)
-        dk.store(shared["k t"][None, None, 0], plan.dtype)
+        for gradient, _, name in results:
+            gradient.store(shared[f"{name} t"][None, None, 0], plan.dtype)
         cute.arch.fence_proxy("async.shared", space="cta")
         everyone.join()
         if own == 0:
             if thread_of_warpgroup() < 32:
-                _store_tile(operands.dv, shared["v"], walk)
-                _store_tile(operands.dk, shared["k"], walk)
+                for _, target, name in results:
+                    _store_tile(target, shared[name], walk)
                 cute.arch.cp_async_bulk_commit_group()
                 cute.arch.cp_async_bulk_wait_group(0, read=True)
+
+
+def _way_of_dq(
+    plan: WidePlan, operands: Operands, rings, shared, walk: Walk, own: Int32, ordered: bool
+) -> StagedDQ | DirectDQ:
+    c = plan.config
+    if c.dq_store == "staged":
+        return StagedDQ.of(c, rings["dq"], shared["dq"], own)
+    counters = operands.turns[None, None, walk.tile.batch]
+    alone = WarpgroupBarrier(plan.barriers.first("rows"), own)
+    turnstile = WarpgroupTurnstile(counters, walk.tile.n_block, c.math_warpgroups, alone)
+    return DirectDQ(operands.mdQ, turnstile if ordered else NoTurnstile(), c.dq_slices // c.math_warpgroups)
 
 
 def _store_tile(target: TmaOperand, source: cute.Tensor, walk: Walk):

@@ -80,15 +80,21 @@ class StandIn:
         if key.part == "backward_prepare":
             o, do, _, dlse, *written = arguments
             assert do.stride(3) == 1 and all(s % 8 == 0 and s > 0 for s in do.stride()[:3])
-            assert do.shape == o.shape and all(t.is_contiguous() for t in written)
+            lse_log2, delta, *for_dq = written
+            assert [t is not None for t in for_dq] == ["q" in key.wanted] * 2
+            assert do.shape == o.shape and all(t.is_contiguous() for t in (lse_log2, delta, *for_dq) if t is not None)
             self.prepared = do, dlse if key.dlse else None
         elif key.part == "backward":
-            q, k, v, do, *_, dk, dv, scale_log2, scale = arguments
+            q, k, v, do, _, _, accum, turns, dk, dv, scale_log2, scale = arguments
+            given = accum is not None and turns is not None, dk is not None, dv is not None
+            assert given == tuple(name in key.wanted for name in "qkv")
             assert math.isclose(scale_log2, scale * math.log2(math.e))
             do, dlse = self.prepared
             dq, exact_dk, exact_dv = reference.gradients(do, q, k, v, scale, key.config.causal, dlse)
-            dk.copy_(exact_dk)
-            dv.copy_(exact_dv)
+            if dk is not None:
+                dk.copy_(exact_dk)
+            if dv is not None:
+                dv.copy_(exact_dv)
             self.prepared = (dq,)
         else:
             arguments[1].copy_(self.prepared[0])

@@ -249,8 +249,8 @@ class BackwardNames(PlannedNames):
         super().__init__(key.name)
         self.config = key.config
         self.schedule = backward_schedule(key.config)
-        self.topology = backward_topology(key.config)
-        self.smem = backward_smem(key.config)
+        self.topology = backward_topology(key.config, key.wanted)
+        self.smem = backward_smem(key.config, key.wanted)
         self.budget = backward_registers(key.config)
         self.events = (("ds", 1), ("rows", key.config.math_warpgroups))
 

@@ -62,6 +62,17 @@ class Staged:
 
 
 @dataclass(frozen=True)
+class NoStore:
+    """The identity twin of `Staged`: of a result that nobody wants."""
+
+    def store(self, acc_O: None, tile: Tile, row_block: Int32):
+        pass
+
+    def drain(self):
+        pass
+
+
+@dataclass(frozen=True)
 class Direct:
     """O in 16 bits straight from registers to `mO` (sequence, dim, head, batch), 16 bytes per thread and store."""
 

@@ -23,6 +23,13 @@ def store_operand(tensor: cute.Tensor, smem_layout: cute.ComposedLayout, tile: t
     return TmaOperand(*cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileS2GOp(), tensor, smem_layout, tile))
 
 
+def store_operand_if_wanted(
+    tensor: cute.Tensor | None, smem_layout: cute.ComposedLayout, tile: tuple[int, int]
+) -> TmaOperand | None:
+    """As `store_operand`, of a (batch, sequence, head, dim) result; None of one that is not computed."""
+    return None if tensor is None else store_operand(sequence_major(tensor), smem_layout, tile)
+
+
 def sequence_major(tensor: cute.Tensor) -> cute.Tensor:
     """(batch, sequence, head, dim) -> (sequence, dim, head, batch): rows and columns of a tile first."""
     return cute.make_tensor(tensor.iterator, cute.select(tensor.layout, mode=[1, 3, 2, 0]))
