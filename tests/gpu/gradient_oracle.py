@@ -105,9 +105,7 @@ def _gradient(
     return ExpectedGradient(*rows_first, dead[None, :, None].expand(exact.transpose(1, 2).shape[:3]))
 
 
-def _scores(
-    q: Tensor, k: Tensor, v: Tensor, do: Tensor, scale: float, causal: bool, dtype: torch.dtype
-) -> _Scores:
+def _scores(q: Tensor, k: Tensor, v: Tensor, do: Tensor, scale: float, causal: bool, dtype: torch.dtype) -> _Scores:
     group = q.shape[2] // max(k.shape[2], 1)
     k, v = (x.repeat_interleave(group, 2) for x in (k, v))
     q, k, v, do = (x.to(dtype).transpose(1, 2) for x in (q, k, v, do))

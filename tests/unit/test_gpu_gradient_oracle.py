@@ -1,4 +1,4 @@
-"""The judge of the GPU tests of the backward, on the CPU: it accepts what kernels do and rejects what broken ones do."""
+"""The judge of the GPU tests of the backward, on the CPU: accepts what kernels do, rejects what broken ones do."""
 
 from __future__ import annotations
 
