@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 import fa3
 from tests.gpu.gradient_cases import GradientCase
-from tests.gpu.gradient_oracle import complaint_about_gradients, expect_gradients
+from tests.gpu.gradient_oracle import NAMES, Expected, complaint_about_gradients, expect_gradients
 from tests.gpu.guard import GuardedOutputs
 
 Gradients = tuple[Tensor, ...]
@@ -46,27 +47,52 @@ def gradients(
     return torch.autograd.grad([x for x, _ in pairs], wanted, [dx for _, dx in pairs])
 
 
-def gradient_verdict(
-    problem: GradientCase, device: torch.device | str, attention: Attention = differentiable
-) -> str | None:
-    """What is wrong with the gradients of a case; None if nothing is.
+@dataclass(frozen=True)
+class Examined:
+    """What came of one case."""
 
-    Outputs and scratch tensors are poisoned and fenced, the inputs are compared with what they were, and dQ, dK, dV
-    with float64.
-    """
+    complaint: str | None
+    """What is wrong, in words; None if nothing is."""
+    got: Gradients
+    expected: Expected
+
+
+def examine(problem: GradientCase, device: torch.device | str, attention: Attention = differentiable) -> Examined:
+    """Runs a case. Outputs and scratch tensors are poisoned and fenced, the inputs are compared with what they were,
+    and dQ, dK, dV with float64."""
     case = problem.case
     q, k, v, do, dlse = given = problem.inputs(device)
     before = [None if x is None else x.clone() for x in given]
     with GuardedOutputs(device) as guard:
         got = gradients((q, k, v), do, dlse, case.scale, case.causal, problem.deterministic, attention)
-    for name, gradient, x in zip(("dQ", "dK", "dV"), got, (q, k, v), strict=True):
-        if gradient.dtype != x.dtype or gradient.device != x.device:
-            return f"{name} is {gradient.dtype} on {gradient.device}, expected {x.dtype} on {x.device}"
-    if not all(x is None or torch.equal(x, y) for x, y in zip(given, before, strict=True)):
-        return "an input was changed"
     expected = expect_gradients(q, k, v, do, dlse, case.scale, case.causal)
     launched = got if case.seqlen_k and case.seqlen_q else ()  # otherwise nothing is launched, and they are zeros
-    return guard.complaint(*launched) or complaint_about_gradients(expected, got)
+    complaint = (
+        _about_form(got, (q, k, v))
+        or _about_inputs(given, before)
+        or guard.complaint(*launched)
+        or complaint_about_gradients(expected, got)
+    )
+    return Examined(complaint, got, expected)
+
+
+def _about_form(got: Gradients, inputs: tuple[Tensor, ...]) -> str | None:
+    for name, gradient, x in zip(NAMES, got, inputs, strict=True):
+        if gradient.dtype != x.dtype or gradient.device != x.device:
+            return f"{name} is {gradient.dtype} on {gradient.device}, expected {x.dtype} on {x.device}"
+    return None
+
+
+def _about_inputs(now: Sequence[Tensor | None], before: Sequence[Tensor | None]) -> str | None:
+    unchanged = all(x is None or y is None or torch.equal(x, y) for x, y in zip(now, before, strict=True))
+    return None if unchanged else "an input was changed"
+
+
+def gradient_verdict(
+    problem: GradientCase, device: torch.device | str, attention: Attention = differentiable
+) -> str | None:
+    """What is wrong with the gradients of a case; None if nothing is."""
+    return examine(problem, device, attention).complaint
 
 
 def check_gradients_of(
