@@ -76,8 +76,8 @@ def measure(problem: Problem, providers: Sequence[Provider], device: str = "cuda
 def gradients(
     provider: Provider, do: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool
 ) -> Tensors:
-    inputs = [x.detach().requires_grad_() for x in (q, k, v)]
-    return torch.autograd.grad(provider.forward(*inputs, causal), inputs, do)
+    q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
+    return torch.autograd.grad(provider.forward(q, k, v, causal), (q, k, v), do)
 
 
 def float64_gradients(do: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> Tensors:
