@@ -213,7 +213,7 @@ class Verdict:
     """The largest distance of a run of `NOISE` to math."""
     first_loss: float
     last_loss: float
-    """Means over `SMOOTHING` steps, of fa3."""
+    """Of fa3: the first step's, and the mean over the last `SMOOTHING` steps."""
 
     @property
     def complaint(self) -> str | None:
@@ -226,12 +226,11 @@ class Verdict:
 
 
 def judge(curves: Curves) -> Verdict:
-    ours = smooth(curves["fa3"])
     return Verdict(
         distance(curves["fa3"], curves["math"]),
         max(distance(curves[name], curves["math"]) for name in NOISE),
-        float(ours[0]),
-        float(ours[-1]),
+        curves["fa3"][0],
+        float(smooth(curves["fa3"])[-1]),
     )
 
 
