@@ -1,7 +1,8 @@
 """What a call costs before the GPU does anything: `python -m benchmarks.host_time [--out FILE.json]`. Needs a GPU.
 
-Host time of one eager call on a tiny problem, without waiting for the GPU, with and without recording a gradient,
-beside every library that imports; and the first call of a fresh process whose kernels are already on disk.
+Host time of one eager call on a tiny problem, without waiting for the GPU: without a gradient, with recording one, and
+with the backward pass; beside every library that imports. And the first call of a fresh process whose kernels are
+already on disk, forward and backward.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from fa3._providers import OURS, Provider
 from fa3._timing import Sample, interleaved
 
 TINY = Problem("fwd", "bf16", 64, 64, False, 64, 64, 1, 1, 1)
+KINDS = ("no_grad", "grad", "forward_backward")
+"""What is timed: a call, one that records a graph, and one with the gradients of q, k and v."""
 CALLS = 100
 """Calls between two waits for the GPU: far fewer than the launch queue holds, so that no call ever waits in it."""
 
@@ -42,8 +45,13 @@ torch.cuda.synchronize()
 first = time.perf_counter()
 fa3.flash_attn_func(q, q, q)
 torch.cuda.synchronize()
-print(ready - began, first - ready, time.perf_counter() - first)
+second = time.perf_counter()
+q.requires_grad_()
+fa3.flash_attn_func(q, q, q).backward(q.detach())
+torch.cuda.synchronize()
+print(ready - began, first - ready, second - first, time.perf_counter() - second)
 """
+FIRST_CALL_NAMES = ("torch_and_cuda", "first_call", "second_call", "first_forward_backward")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -62,8 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     result: dict[str, object] = {
         "env": environment.describe({p.name: p.version for p in providers}),
         "problem": str(TINY),
-        "no_grad_us": host_times(providers, args.rounds, grad=False, failures=failures),
-        "grad_us": host_times(providers, args.rounds, grad=True, failures=failures),
+        **{f"{kind}_us": host_times(providers, args.rounds, kind=kind, failures=failures) for kind in KINDS},
         "failures": failures,
     }
     if args.only is None or OURS in args.only:
@@ -79,23 +86,25 @@ def host_times(
     providers: Sequence[Provider],
     rounds: int,
     *,
-    grad: bool,
+    kind: str,
     failures: dict[str, str],
     device: str = "cuda",
     wait: Callable[[], None] = torch.cuda.synchronize,
 ) -> dict[str, float]:
-    """Provider -> microseconds of host time of one call. Why a provider has none is added to `failures`."""
+    """Provider -> microseconds of host time of one call of a kind of `KINDS`. Why a provider has none is added to
+    `failures`."""
+    grad = kind != "no_grad"
     inputs = [x.requires_grad_(grad) for x in TINY.inputs(device=device)]
     calls = {}
     with torch.set_grad_enabled(grad):
         for provider in providers:
-            call = _call(provider, inputs)
+            call = _both_passes(provider, inputs) if kind == "forward_backward" else _call(provider, inputs)
             try:
                 for i in range(3):
                     call(i)
             except Exception as error:  # a foreign library may refuse or fail in any way
                 reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-                failures[f"{provider.name} {'grad' if grad else 'no_grad'}"] = reason
+                failures[f"{provider.name} {kind}"] = reason
             else:
                 calls[provider.name] = call
         samples: dict[str, Sample] = interleaved(calls, rounds, lambda call: host_us(call, wait))
@@ -125,13 +134,20 @@ def first_call(failures: dict[str, str]) -> dict[str, float] | None:
         if done.returncode:
             failures[f"{OURS} first_call"] = (done.stderr.strip().splitlines() or ["no message"])[-1][:200]
             return None
-        seconds = [round(float(x), 4) for x in done.stdout.split()[-3:]]
-    return dict(zip(("torch_and_cuda", "first_call", "second_call"), seconds, strict=True))
+        seconds = [round(float(x), 4) for x in done.stdout.split()[-len(FIRST_CALL_NAMES) :]]
+    return dict(zip(FIRST_CALL_NAMES, seconds, strict=True))
 
 
 def _call(provider: Provider, inputs: Sequence[torch.Tensor]) -> Callable[[int], object]:
     q, k, v = inputs
     return lambda _: provider.forward(q, k, v, TINY.causal)
+
+
+def _both_passes(provider: Provider, inputs: Sequence[torch.Tensor]) -> Callable[[int], object]:
+    """A call and its gradients, handed back rather than added up anywhere."""
+    q, k, v = inputs
+    do = torch.randn_like(v)  # O is as large as V here
+    return lambda _: torch.autograd.grad(provider.forward(q, k, v, TINY.causal), inputs, do)
 
 
 if __name__ == "__main__":

@@ -36,15 +36,19 @@ class Case:
     def heads_q(self) -> int:
         return self.heads_kv * self.group
 
-    def inputs(self, device: torch.device | str) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k, v from N(0, 1), each a view into a buffer that is NaN wherever the view is not."""
-        generator = torch.Generator(device=device).manual_seed(self.seed)
-        shapes = (
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """Of q, k and v."""
+        return (
             (self.batch, self.seqlen_q, self.heads_q, self.head_dim),
             (self.batch, self.seqlen_k, self.heads_kv, self.head_dim),
             (self.batch, self.seqlen_k, self.heads_kv, self.head_dim_v),
         )
-        q, k, v = (torch.randn(shape, generator=generator, device=device) for shape in shapes)
+
+    def inputs(self, device: torch.device | str) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k, v from N(0, 1), each a view into a buffer that is NaN wherever the view is not."""
+        generator = torch.Generator(device=device).manual_seed(self.seed)
+        q, k, v = (torch.randn(shape, generator=generator, device=device) for shape in self.shapes)
         q = q * self.amplitude
         placed = [LAYOUTS[name](x.to(DTYPES[self.dtype])) for name, x in zip(self.layouts, (q, k, v), strict=True)]
         return placed[0], placed[1], placed[2]

@@ -1,4 +1,4 @@
-"""Outputs that tell on a kernel: NaN wherever nothing was written, and a border that nobody may touch."""
+"""Outputs that tell on a kernel: garbage wherever nothing was written, and a border that nobody may touch."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fa3 import launch
+from fa3 import launch, launch_backward
 
 BORDER = 1 << 19
 """Elements on each side: more than a whole tile of query rows of eight heads."""
-UNTOUCHED = -7.0
+UNTOUCHED = -7
+GARBAGE = 0x55555555
+"""What an integer is while nothing was written there; a floating-point number is NaN."""
 
 _PATCHED = ((torch, "empty"), (torch, "empty_like"), (torch, "empty_strided"), (Tensor, "new_empty"))
 
 
 class GuardedOutputs:
-    """While active, an uninitialised floating-point tensor on `device` is NaN and lies between two borders.
+    """While active, an uninitialised floating-point or int32 tensor on `device` is garbage between two borders.
 
-    It replaces `torch.empty` and its kin, and has `fa3.launch` take its outputs from there: by itself it goes a shorter
-    way, which cannot be replaced. Plans made before know only that way, so they are forgotten on the way in and out.
-    `complaint` is for after the call.
+    It replaces `torch.empty` and its kin, and has both passes take their outputs and scratch tensors from there: by
+    themselves they go a shorter way, which cannot be replaced. Plans made before know only that way, so they are
+    forgotten on the way in and out. `complaint` is for after the call.
     """
 
     def __init__(self, device: torch.device | str) -> None:
@@ -38,7 +40,7 @@ class GuardedOutputs:
             setattr(owner, name, self._guarded(original))
         self._originals.append((launch, "_allocator", launch._allocator))
         launch._allocator = _ordinary_allocator
-        launch._plans.clear()
+        _forget_plans()
         return self
 
     def __exit__(
@@ -46,7 +48,7 @@ class GuardedOutputs:
     ) -> None:
         for owner, name, original in self._originals:
             setattr(owner, name, original)
-        launch._plans.clear()
+        _forget_plans()
 
     def complaint(self, *outputs: Tensor) -> str | None:
         """What was written outside the outputs, or which output was not guarded at all; None if all is well."""
@@ -63,7 +65,7 @@ class GuardedOutputs:
         def guarded(*args: Any, **kwargs: Any) -> Tensor:
             given = kwargs.get("device") or next((x.device for x in args if isinstance(x, Tensor)), "cpu")
             form = original(*args, **{**kwargs, "device": "meta"})
-            if torch.device(given).type != self._device or not form.dtype.is_floating_point:
+            if torch.device(given).type != self._device or not _is_poisoned(form.dtype):
                 return original(*args, **kwargs)
             return self._take(form, given)
 
@@ -73,9 +75,19 @@ class GuardedOutputs:
         span = 1 + sum((n - 1) * stride for n, stride in zip(form.shape, form.stride(), strict=True))
         span = span if form.numel() else 0
         buffer = torch.full((2 * BORDER + span,), UNTOUCHED, dtype=form.dtype, device=device)
-        buffer[BORDER : BORDER + span] = float("nan")
+        buffer[BORDER : BORDER + span] = float("nan") if form.dtype.is_floating_point else GARBAGE
         self._buffers.append(buffer)
         return buffer.as_strided(form.shape, form.stride(), BORDER)
+
+
+def _is_poisoned(dtype: torch.dtype) -> bool:
+    """Whatever a kernel writes or counts in. Others (int64 shapes, bool masks) are none of its."""
+    return dtype.is_floating_point or dtype is torch.int32
+
+
+def _forget_plans() -> None:
+    launch._plans.clear()
+    launch_backward._plans.clear()
 
 
 def _ordinary_allocator(device: torch.device) -> Callable[..., Tensor]:

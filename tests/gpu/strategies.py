@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
+from fa3.config.backward_table import BACKWARD
 from fa3.config.table import FORWARD
 from tests.gpu.cases import DTYPES, LAYOUTS, Case
+from tests.gpu.gradient_cases import DO_LAYOUTS, INCOMING, GradientCase
 
 LONGEST = 1100
 
 
 def edges(longest: int = LONGEST) -> list[int]:
-    """Lengths around one, two and three tiles of every row of the table, and the smallest ones."""
-    tiles = {row.tile_m for row in FORWARD} | {row.tile_n for row in FORWARD} | {64}
+    """Lengths around one, two and three tiles of every row of both tables, and the smallest ones."""
+    rows = (*FORWARD, *BACKWARD)
+    tiles = {row.tile_m for row in rows} | {row.tile_n for row in rows} | {64}
     near = {n * tile + off for tile in tiles for n in (1, 2, 3) for off in (-1, 0, 1)}
     return sorted({0, 1, 2, 3, 7, 8, 9} | {n for n in near if n <= longest})
 
@@ -57,4 +60,14 @@ def cases(draw: st.DrawFn, longest: int = LONGEST) -> Case:
         amplitude=draw(st.sampled_from([1.0, 1.0, 0.1, 5.0])),
         layouts=(draw(layout), draw(layout), draw(layout)),
         seed=draw(st.integers(0, 1 << 30)),
+    )
+
+
+@st.composite
+def gradient_cases(draw: st.DrawFn, longest: int = LONGEST) -> GradientCase:
+    return GradientCase(
+        draw(cases(longest)),
+        do_layout=draw(st.one_of(st.just("contiguous"), st.sampled_from(sorted(DO_LAYOUTS)))),
+        incoming=draw(st.sampled_from(["o", "o", *INCOMING])),
+        deterministic=draw(st.booleans()),
     )

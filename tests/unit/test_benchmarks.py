@@ -552,13 +552,14 @@ def test_an_unknown_name_after_only_is_refused(capsys):
     assert "fa9" in capsys.readouterr().err
 
 
-def test_host_time_counts_every_provider_and_names_failures():
+@pytest.mark.parametrize("kind", host_time.KINDS)
+def test_host_time_counts_every_provider_and_names_failures(kind):
     failures: dict[str, str] = {}
     providers = [_fake("ours"), _fake("fa4", failure="no")]
-    got = host_time.host_times(providers, 1, grad=True, failures=failures, device="cpu", wait=lambda: None)
+    got = host_time.host_times(providers, 1, kind=kind, failures=failures, device="cpu", wait=lambda: None)
     assert got.keys() == {"ours"}
     assert got["ours"] > 0
-    assert failures == {"fa4 grad": "RuntimeError: no"}
+    assert failures == {f"fa4 {kind}": "RuntimeError: no"}
 
 
 def test_select_prints_who_is_missing(monkeypatch, capsys):

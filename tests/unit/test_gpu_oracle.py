@@ -13,7 +13,7 @@ from fa3.reference import attention
 from tests.gpu import reproduce
 from tests.gpu.cases import LAYOUTS, Case
 from tests.gpu.checking import check, verdict
-from tests.gpu.guard import GuardedOutputs
+from tests.gpu.guard import GARBAGE, GuardedOutputs
 from tests.gpu.oracle import expect
 from tests.gpu.strategies import cases, edges
 
@@ -171,11 +171,12 @@ def test_guarded_outputs_keep_their_form_and_put_torch_back():
     with GuardedOutputs("cpu") as guard:
         x = torch.empty(3, 4, dtype=torch.bfloat16)
         made = [x, torch.empty_like(x.t()), torch.empty_strided((2, 3), (8, 1)), x.new_empty(5), torch.empty(0, 3)]
-        integers = torch.empty(2, dtype=torch.int32)
+        counters, integers = torch.empty(2, dtype=torch.int32), torch.empty(2, dtype=torch.int64)
     assert torch.empty is original
     assert [y.stride() for y in made[:3]] == [(4, 1), (1, 4), (8, 1)]
     assert all(torch.isnan(y.float()).all() for y in made)
-    assert guard.complaint(*made) is None
+    assert (counters == GARBAGE).all()
+    assert guard.complaint(*made, counters) is None
     assert guard.complaint(integers) is not None
 
 
