@@ -90,6 +90,18 @@ class Names:
     written_once = frozenset(("o", "lse"))
     """Arguments of which every element is written exactly once in a launch."""
 
+    earlier: frozenset[str] = frozenset()
+    """Arguments that an earlier kernel of the chain writes, which this one may overtake."""
+
+    sums: frozenset[str] = frozenset()
+    """Arguments that CTAs add to."""
+
+    counters: frozenset[str] = frozenset()
+    """Arguments that tell CTAs how far others are."""
+
+    ordered = False
+    """Whether sums come in a fixed order."""
+
     most_left: float = math.inf
     """At how many named barriers arrivals may be left over when the kernel ends."""
 
@@ -253,7 +265,12 @@ class BackwardNames(PlannedNames):
         self.smem = backward_smem(key.config)
         self.budget = backward_registers(key.config)
         self.events = (("ds", 1), ("rows", key.config.math_warpgroups))
+        self.ordered = key.deterministic
 
+    written_once = frozenset(("dk", "dv"))
+    earlier = frozenset(("lse_log2", "delta", "dq_accum", "turns"))
+    sums = frozenset(("dq_accum",))
+    counters = frozenset(("turns",))
     most_left = 0
 
     def may_be_left(self, number: int, warps: int) -> bool:
@@ -264,6 +281,19 @@ class BackwardNames(PlannedNames):
         slots = {"lse": c.stages_q, "delta": c.stages_do, "ds": c.stages_ds * c.key_slabs}
         slots |= dict.fromkeys("kv", c.key_slabs)
         return slots.get(name) or super()._stages(name)
+
+
+class PrepareNames(Names):
+    """Of the kernel in front of it (`fa3.kernels.backward_prepare`)."""
+
+    written_once = frozenset(("lse_log2", "delta", "dq_accum", "turns"))
+
+
+class FinishNames(Names):
+    """Of the kernel behind it (`fa3.kernels.backward_finish`)."""
+
+    written_once = frozenset(("dq",))
+    earlier = frozenset(("dq_accum",))
 
 
 def _issuing(role: Role) -> frozenset[int]:
@@ -288,6 +318,8 @@ def count_of(number: int, what: str) -> str:
 
 def describe(key: AnyKey) -> Names:
     """The names of the kernel of a key."""
-    if isinstance(key, BackwardKey):
-        return BackwardNames(key) if key.part == "backward" else Names(key.name)
-    return ForwardNames(key)
+    if not isinstance(key, BackwardKey):
+        return ForwardNames(key)
+    if key.part == "backward":
+        return BackwardNames(key)
+    return PrepareNames(key.name) if key.part == "backward_prepare" else FinishNames(key.name)

@@ -15,11 +15,12 @@ from fa3.emulator.check.checker import Checker
 from fa3.emulator.check.fences import find_unfenced
 from fa3.emulator.check.regions import Regions
 from fa3.emulator.faults import Fault
+from fa3.emulator.mutate.case import Case
 from fa3.emulator.mutate.dataflow import Dataflow
 from fa3.emulator.mutate.judge import CAUGHT, Places
 from fa3.emulator.mutate.mutant import Mutant
 from fa3.emulator.mutate.operators import mutants
-from fa3.emulator.mutate.problems import Case, case, shapes
+from fa3.emulator.mutate.problems import case, shapes
 from fa3.emulator.mutate.trace import Trace
 from fa3.emulator.observe import Observer
 from fa3.emulator.program import Program
