@@ -94,14 +94,18 @@ class KernelRun:
         seed: int = 0,
         observers: Sequence[Observer] = (),
     ) -> Machine:
-        """Executes the launch, again or for the first time, on its own tensors (`launch.tensors`). Outputs start as NaN
-        and counters and sums as 0. `program` takes the place of the kernel's."""
+        """Executes the launch, again or for the first time, on its own tensors (`launch.tensors`), which it clears
+        before. `program` takes the place of the kernel's."""
+        self.clear()
+        return self._execute(program or self.host.code, policy, seed, observers)
+
+    def clear(self) -> None:
+        """Outputs become NaN, counters and sums 0."""
         for allocation in self.launch.allocations:
             if allocation.name in Signature.of(self.key).sums:
                 self.launch.tensors[allocation.name].zero_()
             elif allocation.writable:
                 _poison(self.launch.tensors[allocation.name])
-        return self._execute(program or self.host.code, policy, seed, observers)
 
     def _execute(self, program: Program | Code, policy: str, seed: int, observers: Sequence[Observer] = ()) -> Machine:
         from fa3.emulator import machine  # much to import, and not needed to make a plan

@@ -11,7 +11,7 @@ from fa3.sass.report import Report, inspect
 
 if TYPE_CHECKING:
     from fa3.config.backward import AnyKey, BackwardKey
-    from fa3.config.types import KernelKey
+    from fa3.config.types import DType, KernelKey
 
 
 def table_keys() -> list[KernelKey]:
@@ -28,7 +28,7 @@ def backward_keys() -> list[BackwardKey]:
     from fa3.config.backward import BackwardKey
     from fa3.config.backward_table import BACKWARD
 
-    forms = (("bf16", False), ("fp16", False), ("bf16", True))
+    forms: tuple[tuple[DType, bool], ...] = (("bf16", False), ("fp16", False), ("bf16", True))
     return [BackwardKey("backward", row, dtype, deterministic=ordered) for row in BACKWARD for dtype, ordered in forms]
 
 
