@@ -7,8 +7,10 @@ everything that they say follows from `fa3.config`, which the kernels are built 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 
 from fa3.config.backward import AnyKey, BackwardKey
 from fa3.config.backward_budget import backward_registers, backward_schedule, backward_smem, backward_topology
@@ -74,6 +76,9 @@ class Names:
     def buffer(self, first: int) -> str:
         """The name of the buffer that a byte belongs to, without a stage."""
         return ""
+
+    rings: Mapping[str, str] = MappingProxyType({})
+    """Buffer -> the edge that it belongs to, where their names differ."""
 
     def named(self, number: int) -> str:
         event = self.event(number)
@@ -247,6 +252,7 @@ class ForwardNames(PlannedNames):
         math = [other.name for other in self._math]
         return warps | _issuing(self.schedule[math[math.index(role) - 1]])
 
+    rings = MappingProxyType({"tiles": "tile"})
     most_left = 1
 
     def may_be_left(self, number: int, warps: int) -> bool:
@@ -267,6 +273,7 @@ class BackwardNames(PlannedNames):
         self.events = (("ds", 1), ("rows", key.config.math_warpgroups))
         self.ordered = key.deterministic
 
+    rings = MappingProxyType({"lse": "q", "delta": "do"})
     written_once = frozenset(("dk", "dv"))
     earlier = frozenset(("lse_log2", "delta", "dq_accum", "turns"))
     sums = frozenset(("dq_accum",))
