@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fa3 import backends, launch, launch_backward
 from fa3.checks import Strides
-from fa3.config.backward import AnyKey
+from fa3.config.backward import AnyKey, BackwardConfig, BackwardKey
 from fa3.config.types import ForwardConfig, KernelKey
 from fa3.emulator.artefacts import host_code
 from fa3.emulator.faults import Fault
@@ -94,14 +94,18 @@ class KernelRun:
         seed: int = 0,
         observers: Sequence[Observer] = (),
     ) -> Machine:
-        """Executes the launch, again or for the first time, on its own tensors (`launch.tensors`). Outputs start as NaN
-        and counters and sums as 0. `program` takes the place of the kernel's."""
+        """Executes the launch, again or for the first time, on its own tensors (`launch.tensors`), which it clears
+        before. `program` takes the place of the kernel's."""
+        self.clear()
+        return self._execute(program or self.host.code, policy, seed, observers)
+
+    def clear(self) -> None:
+        """Outputs become NaN, counters and sums 0."""
         for allocation in self.launch.allocations:
             if allocation.name in Signature.of(self.key).sums:
                 self.launch.tensors[allocation.name].zero_()
             elif allocation.writable:
                 _poison(self.launch.tensors[allocation.name])
-        return self._execute(program or self.host.code, policy, seed, observers)
 
     def _execute(self, program: Program | Code, policy: str, seed: int, observers: Sequence[Observer] = ()) -> Machine:
         from fa3.emulator import machine  # much to import, and not needed to make a plan
@@ -237,6 +241,68 @@ class _Recorder(Emulation):
 
     def execute(self, run: KernelRun) -> None:
         self.runs.append(run)
+
+
+def record_backward(
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    dlse: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    deterministic: bool = False,
+    *,
+    config: BackwardConfig | None = None,
+    sms: int = 2,
+) -> dict[str, KernelRun]:
+    """The launches that the backward of these CPU tensors would make, by part, not executed. What one of them writes
+    for the next is not there: who replays one fills its `launch.tensors`.
+
+    `config` is as in `record`.
+    """
+    recorder = _BackwardRecorder(config, sms)
+    scale = 1 / math.sqrt(q.shape[-1]) if softmax_scale is None else softmax_scale
+    token = backends.active.set(recorder)
+    try:
+        made = launch_backward.plan(do, q, k, v, o, lse, dlse, scale, causal, deterministic)
+        made.run(do, q, k, v, o, lse, dlse)
+    finally:
+        backends.active.reset(token)
+    return {run.key.part: run for run in recorder.runs if isinstance(run.key, BackwardKey)}
+
+
+class _BackwardRecorder(Emulation):
+    """Executes nothing."""
+
+    def __init__(self, config: BackwardConfig | None, sms: int) -> None:
+        super().__init__(sms=sms)
+        self.config = config
+
+    def backward_plan(
+        self, problem: launch_backward.Problem, views: list[Strides | None]
+    ) -> launch_backward.BackwardPlan:
+        return super().backward_plan(_OfRow.of(problem, self.config) if self.config else problem, views)
+
+    def execute(self, run: KernelRun) -> None:
+        self.runs.append(run)
+
+
+@dataclass(frozen=True)
+class _OfRow(launch_backward.Problem):
+    """A problem for a row that its dimensions do not choose."""
+
+    row: BackwardConfig
+
+    @classmethod
+    def of(cls, problem: launch_backward.Problem, row: BackwardConfig) -> _OfRow:
+        return cls(**{item.name: getattr(problem, item.name) for item in fields(problem)}, row=row)
+
+    @property
+    def config(self) -> BackwardConfig:
+        return self.row
 
 
 @cache

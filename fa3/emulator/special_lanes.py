@@ -130,7 +130,7 @@ def _load(at: Statement, operands: Operands) -> Run:
     address = operands.address(at.operands[1], at)
     if len(registers) != count:
         raise unsupported(at)
-    if "acquire" in at.opcode.split("."):
+    if {"acquire", "relaxed"} & set(at.opcode.split(".")):
         return _poll(at, shared, address, registers, size)
 
     def run(warp: Warp, mask: Mask | None) -> None:
@@ -147,7 +147,7 @@ def _load(at: Statement, operands: Operands) -> Run:
 
 
 def _poll(at: Statement, shared: bool, address: Source, registers: list[Register], size: int) -> Run:
-    """`ld.acquire` of one lane. Who finds the same value a second time waits until global memory has been changed."""
+    """A load of one lane that polls. Who finds the same value a second time waits for a change of global memory."""
     if shared or len(registers) != 1 or size != 4:
         raise unsupported(at)
 

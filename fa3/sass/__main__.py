@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fa3._arguments import add_kernel, key_of
+from fa3._arguments import KERNELS, add_kernel, key_of
 from fa3.sass.diff import changes, commit_of, report_at, side_by_side
 from fa3.sass.errors import ParseError, ToolError
 
 if TYPE_CHECKING:
-    from fa3.config.types import KernelKey
+    from fa3.config.backward import AnyKey
 
 
 def parser() -> argparse.ArgumentParser:
@@ -25,7 +25,12 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--schedule", action="store_true", help="print the order of GEMMs, waits and exponentials")
     parser.add_argument("--diff", metavar="REV", help="compare with another git revision of this checkout")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the main loops")
-    parser.add_argument("--record", type=Path, metavar="FILE.json", help="write the overlap of every row of the table")
+    parser.add_argument(
+        "--record",
+        type=Path,
+        metavar="FILE.json",
+        help="write the overlap of every row of the tables, or of those of the kernel",
+    )
     return parser
 
 
@@ -43,7 +48,7 @@ def without(arguments: Sequence[str], *options: str) -> list[str]:
     return kept
 
 
-def plot(key: KernelKey, path: Path) -> None:
+def plot(key: AnyKey, path: Path) -> None:
     """Writes the picture of a kernel's main loops. Raises ToolError without matplotlib."""
     from fa3.compile import artefacts
     from fa3.sass.report import listing_of
@@ -59,11 +64,11 @@ def plot(key: KernelKey, path: Path) -> None:
 
 def run(arguments: argparse.Namespace, words: Sequence[str]) -> str:
     """What to print. Raises ToolError, ParseError or ValueError with a message for the user."""
-    from fa3.sass.record import record, table_keys
+    from fa3.sass.record import record_kernel
     from fa3.sass.report import inspect, text
 
     if arguments.record:
-        return f"{len(record(arguments.record, table_keys()))} kernels written to {arguments.record}"
+        return f"{record_kernel(arguments.record, arguments.kernel)} kernels written to {arguments.record}"
     key = key_of(arguments)
     if arguments.diff:
         commit_of(arguments.diff)  # a revision that does not exist is refused before anything is compiled
@@ -84,7 +89,7 @@ def main(words: Sequence[str] | None = None) -> int:
     commands = parser()
     arguments = commands.parse_args(words)
     if not arguments.kernel and not arguments.record:
-        commands.error("say which kernel: forward (or --record FILE.json)")
+        commands.error(f"say which kernel: {', '.join(KERNELS)} (or --record FILE.json)")
     try:
         print(run(arguments, words), flush=True)
     except BrokenPipeError:  # a reader such as `head` has seen enough

@@ -175,7 +175,7 @@ def wait_of(instruction: Instruction) -> int | None:
 # Instructions worth counting: the name in the report, and the opcodes that start with it.
 MIX = (
     "MUFU.EX2 FFMA FADD FMUL FMNMX F2FP SHFL LDL STL R2UR WARPSYNC SYNCS BAR UTMALDG UTMASTG "
-    "HGMMA QGMMA WARPGROUP.ARRIVE WARPGROUP.DEPBAR"
+    "UBLKCP UBLKRED REDG HGMMA QGMMA WARPGROUP.ARRIVE WARPGROUP.DEPBAR"
 ).split()
 
 

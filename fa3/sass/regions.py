@@ -11,6 +11,9 @@ from dataclasses import dataclass, replace
 from fa3.sass.flow import Graph, Loop
 from fa3.sass.listing import Listing, mma_of
 
+MASKS = ("mask.py", "key_mask.py")
+"""Files of which every line in a loop belongs to its mask."""
+
 
 @dataclass(frozen=True)
 class Region:
@@ -78,6 +81,6 @@ def _name_main_loops(listing: Listing, regions: list[Region]) -> list[Region]:
 
 
 def _masks(listing: Listing, region: Region) -> bool:
-    """Whether a source line of the region's instructions lies in a file `mask.py`."""
+    """Whether a source line of the region's instructions lies in a file of masks."""
     sources = (listing.instructions[i].source for i in region.indices)
-    return any(source.file.rsplit("/", 1)[-1] == "mask.py" for source in sources if source)
+    return any(source.file.rsplit("/", 1)[-1] in MASKS for source in sources if source)

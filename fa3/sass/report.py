@@ -25,7 +25,7 @@ from fa3.sass.schedule import schedule
 
 if TYPE_CHECKING:
     from fa3.compile import Artefacts
-    from fa3.config.types import KernelKey
+    from fa3.config.backward import AnyKey
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Report:
         return {**asdict(self), "ex2_in_flight": self.ex2_in_flight, "ex2_total": self.ex2_total}
 
 
-def inspect(key: KernelKey) -> Report:
+def inspect(key: AnyKey) -> Report:
     """Compiles a kernel for sm_90a, without a GPU, and reports on it. Raises ToolError without a disassembler."""
     from fa3.compile import artefacts
 

@@ -49,7 +49,7 @@ def lane_of(instruction: Instruction) -> tuple[str, str]:
         return "barrier", "BAR.ARV" if ".ARV" in opcode else "BAR.SYNC"
     if base == "SYNCS":
         return _mbarrier(opcode)
-    if base in ("UTMALDG", "UTMASTG", "UTMAREDG"):
+    if base in ("UTMALDG", "UTMASTG", "UTMAREDG", "UBLKCP", "UBLKRED", "REDG"):
         return "barrier", base
     return (_ARITHMETIC[base], base) if base in _ARITHMETIC else ("", "")
 

@@ -5,6 +5,7 @@ the main loop, not a line of `Ring` that all rings and roles share.
 """
 
 import re
+from functools import cache
 from linecache import getline
 from pathlib import Path
 
@@ -12,37 +13,58 @@ import pytest
 
 from fa3 import kernels
 from fa3.compile import artefacts
+from fa3.config.backward import BackwardKey
+from fa3.config.backward_table import backward_config
 from fa3.sass.ptx_code import parse_body
 from fa3.sass.record import table_keys
 
 pytestmark = pytest.mark.compile
 
-(KEY,) = (
+(FORWARD,) = (
     key
     for key in table_keys()
     if (key.dtype, key.config.head_dim, key.config.head_dim_v, key.config.causal) == ("bf16", 64, 64, True)
 )
+STAGED, DIRECT = (
+    BackwardKey("backward", backward_config(dim, dim, True), "bf16", deterministic=True) for dim in (64, 256)
+)
 KERNELS = Path(kernels.__file__).parent
 
-CALLS = {
+COMMON = {
     "mbarrier.init": ("init_barriers(",),
     "fence.mbarrier_init": ("init_barriers(",),
     "mbarrier.try_wait": (".acquire(", ".wait(", "let_pass("),
     "mbarrier.arrive.expect_tx": (".acquire(",),
     "mbarrier.arrive.shared": (".commit(", ".release(", "let_pass("),
-    "bar.sync": ("turns.wait()", "barrier.join()", "sync_threads()"),
-    "bar.arrive": ("turns.open()", "turns.give()"),
-    "bar.warp.sync": ("sync_warp()",),
-    "wgmma.fence": (".start_scores(", ".start_output("),
-    "wgmma.mma_async": (".start_scores(", ".start_output("),
-    "wgmma.commit_group": (".start_scores(", ".start_output("),
+    "bar.warp.sync": ("sync_warp()", "turnstile.wait("),
     "wgmma.wait_group": ("wait_gemms(",),
     "cp.async.bulk.tensor": ("cute.copy(",),
     "cp.async.bulk.commit_group": ("cp_async_bulk_commit_group(",),
-    "cp.async.bulk.wait_group": ("cp_async_bulk_wait_group(",),
-    "fence.proxy": ("fence_proxy(",),
+    "cp.async.bulk.wait_group": ("cp_async_bulk_wait_group(", "turnstile.give("),
+    "fence.proxy": ("fence_proxy(", "turnstile.give("),
 }
-"""The instructions that synchronise, and what the line that asks for each of them holds."""
+WGMMA = ("wgmma.fence", "wgmma.mma_async", "wgmma.commit_group")
+OF_FORWARD = {
+    **COMMON,
+    "bar.sync": ("turns.wait()", "barrier.join()", "sync_threads()"),
+    "bar.arrive": ("turns.open()", "turns.give()"),
+    **dict.fromkeys(WGMMA, (".start_scores(", ".start_output(")),
+}
+OF_BACKWARD = {
+    **COMMON,
+    "bar.sync": (".join()", "sync_threads()", "turnstile."),
+    **dict.fromkeys(WGMMA, (".start",)),
+    "griddepcontrol.wait": ("griddepcontrol_wait()",),
+    "griddepcontrol.launch_dependents": ("griddepcontrol_launch_dependents()",),
+    "cp.async.bulk.shared": ("load_row(",),
+    "ld.acquire": ("turnstile.wait(",),
+    "red.release": ("turnstile.give(",),
+}
+OF_STAGED = {**OF_BACKWARD, "cp.reduce.async.bulk": ("add_to_global(",)}
+OF_DIRECT = {**OF_BACKWARD, "fence.acq_rel": ("turnstile.give(",), "red.relaxed": ("add_vector(",)}
+del OF_DIRECT["bar.warp.sync"]
+CALLS = {FORWARD: OF_FORWARD, STAGED: OF_STAGED, DIRECT: OF_DIRECT}
+"""Kernel -> the instructions that synchronise, and what the line that asks for each of them holds."""
 
 EXAMPLES = (
     ("mbarrier.try_wait", "forward_overlap.py", 'self.rings["q"].wait(q)', 1),
@@ -60,9 +82,9 @@ EXAMPLES = (
 """Opcode, file, text, and how many lines of the file hold it."""
 
 
-@pytest.fixture(scope="module", name="statements")
-def _statements():
-    return parse_body(without_counted_lines(artefacts(KEY).ptx)).statements
+@cache
+def statements_of(key):
+    return parse_body(without_counted_lines(artefacts(key).ptx)).statements
 
 
 def without_counted_lines(ptx: str) -> str:
@@ -83,24 +105,27 @@ def text(source):
     return getline(source.file, source.line).strip()
 
 
-def test_nothing_that_synchronises_is_left_out(statements):
-    names = {"mbarrier", "bar", "barrier", "wgmma", "cp", "fence"}
-    found = {statement.opcode for statement in statements if statement.name in names}
-    assert {opcode for opcode in found if not opcode.startswith(tuple(CALLS))} == set()
+@pytest.mark.parametrize("key", CALLS, ids=lambda key: key.name)
+def test_nothing_that_synchronises_is_left_out(key):
+    names = {"mbarrier", "bar", "barrier", "wgmma", "cp", "fence", "griddepcontrol", "red"}
+    found = {statement.opcode for statement in statements_of(key) if statement.name in names}
+    assert {opcode for opcode in found if not opcode.startswith(tuple(CALLS[key]))} == set()
 
 
-@pytest.mark.parametrize("opcode", CALLS)
-def test_every_line_is_of_a_kernel_and_asks_for_the_instruction(statements, opcode):
-    found = of(statements, opcode)
+@pytest.mark.parametrize(("key", "opcode"), [(key, opcode) for key, calls in CALLS.items() for opcode in calls])
+def test_every_line_is_of_a_kernel_and_asks_for_the_instruction(key, opcode):
+    found = of(statements_of(key), opcode)
     assert found
     for statement in found:
         assert Path(statement.source.file).is_relative_to(KERNELS), f"{statement}: {statement.source}"
-        assert any(call in text(statement.source) for call in CALLS[opcode]), f"{statement}: {text(statement.source)}"
+        called = any(call in text(statement.source) for call in CALLS[key][opcode])
+        assert called, f"{statement}: {text(statement.source)}"
 
 
 @pytest.mark.parametrize(("opcode", "file", "line", "times"), EXAMPLES)
-def test_every_call_has_instructions_of_its_own(statements, opcode, file, line, times):
+def test_every_call_has_instructions_of_its_own(opcode, file, line, times):
     places = {number for number, each in enumerate((KERNELS / file).read_text().splitlines(), 1) if line in each}
-    named = {s.source.line for s in of(statements, opcode) if s.source.file == str(KERNELS / file)}
+    found = of(statements_of(FORWARD), opcode)
+    named = {s.source.line for s in found if s.source.file == str(KERNELS / file)}
     assert len(places) == times
     assert places <= named

@@ -45,6 +45,13 @@ ADVICE = {
     "the CTA.",
     "load never waited for": "Load only what somebody waits for: a copy that lands after the CTA has ended writes into "
     "the shared memory of the next one.",
+    # ---- global memory
+    "grid dependency": "Put griddepcontrol_wait in front of the first access, or wait at a barrier for a role that has "
+    "executed it.",
+    "sums in no fixed order": "Let each CTA wait for its turn before its first sum, and count only behind its last: "
+    "a bulk sum is complete behind wait_group without .read; count with release, look with acquire.",
+    "race in global memory": "What several CTAs add to can be read or overwritten only where a kernel's end, or a "
+    "counter, tells that all of them are done.",
     # ---- launch
     "register budget": "Take the numbers for setmaxnreg from RegisterBudget, and let whole warpgroups execute it.",
     "written twice": "Give every element of the output to one tile; look at the bounds of the tiles and of the grid.",

@@ -7,6 +7,7 @@ from typing import Any
 
 from fa3.emulator.check.budget import RegisterBudgets
 from fa3.emulator.check.checker import Checker
+from fa3.emulator.check.global_memory import GlobalMemory
 from fa3.emulator.check.in_flight import InFlight
 from fa3.emulator.check.leftovers import Leftovers
 from fa3.emulator.check.named_barriers import NamedBarriers
@@ -33,7 +34,7 @@ class Checks(Observer):
         before: list[Checker] = [Phases(names, order), NamedBarriers(names, order)]
         after: list[Checker] = [
             SharedMemory(names, order, regions or Regions()), InFlight(names), Uninitialised(names), Leftovers(names),
-            RegisterBudgets(names), Outputs(names, order), Stops(names),
+            RegisterBudgets(names), Outputs(names, order), GlobalMemory(names, order), Stops(names),
         ]  # fmt: skip
         self.checkers = (*before, *after)
         for event in EVENTS:

@@ -7,8 +7,10 @@ everything that they say follows from `fa3.config`, which the kernels are built 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 
 from fa3.config.backward import AnyKey, BackwardKey
 from fa3.config.backward_budget import backward_registers, backward_schedule, backward_smem, backward_topology
@@ -75,6 +77,9 @@ class Names:
         """The name of the buffer that a byte belongs to, without a stage."""
         return ""
 
+    rings: Mapping[str, str] = MappingProxyType({})
+    """Buffer -> the edge that it belongs to, where their names differ."""
+
     def named(self, number: int) -> str:
         event = self.event(number)
         return f"{event} (named barrier {number})" if event else f"named barrier {number}"
@@ -89,6 +94,18 @@ class Names:
 
     written_once = frozenset(("o", "lse"))
     """Arguments of which every element is written exactly once in a launch."""
+
+    earlier: frozenset[str] = frozenset()
+    """Arguments that an earlier kernel of the chain writes, which this one may overtake."""
+
+    sums: frozenset[str] = frozenset()
+    """Arguments that CTAs add to."""
+
+    counters: frozenset[str] = frozenset()
+    """Arguments that tell CTAs how far others are."""
+
+    ordered = False
+    """Whether sums come in a fixed order."""
 
     most_left: float = math.inf
     """At how many named barriers arrivals may be left over when the kernel ends."""
@@ -235,6 +252,7 @@ class ForwardNames(PlannedNames):
         math = [other.name for other in self._math]
         return warps | _issuing(self.schedule[math[math.index(role) - 1]])
 
+    rings = MappingProxyType({"tiles": "tile"})
     most_left = 1
 
     def may_be_left(self, number: int, warps: int) -> bool:
@@ -253,7 +271,13 @@ class BackwardNames(PlannedNames):
         self.smem = backward_smem(key.config, key.wanted)
         self.budget = backward_registers(key.config)
         self.events = (("ds", 1), ("rows", key.config.math_warpgroups))
+        self.ordered = key.deterministic
 
+    rings = MappingProxyType({"lse": "q", "delta": "do"})
+    written_once = frozenset(("dk", "dv"))
+    earlier = frozenset(("lse_log2", "delta", "dq_accum", "turns"))
+    sums = frozenset(("dq_accum",))
+    counters = frozenset(("turns",))
     most_left = 0
 
     def may_be_left(self, number: int, warps: int) -> bool:
@@ -264,6 +288,19 @@ class BackwardNames(PlannedNames):
         slots = {"lse": c.stages_q, "delta": c.stages_do, "ds": c.stages_ds * c.key_slabs}
         slots |= dict.fromkeys("kv", c.key_slabs)
         return slots.get(name) or super()._stages(name)
+
+
+class PrepareNames(Names):
+    """Of the kernel in front of it (`fa3.kernels.backward_prepare`)."""
+
+    written_once = frozenset(("lse_log2", "delta", "dq_accum", "turns"))
+
+
+class FinishNames(Names):
+    """Of the kernel behind it (`fa3.kernels.backward_finish`)."""
+
+    written_once = frozenset(("dq",))
+    earlier = frozenset(("dq_accum",))
 
 
 def _issuing(role: Role) -> frozenset[int]:
@@ -288,6 +325,8 @@ def count_of(number: int, what: str) -> str:
 
 def describe(key: AnyKey) -> Names:
     """The names of the kernel of a key."""
-    if isinstance(key, BackwardKey):
-        return BackwardNames(key) if key.part == "backward" else Names(key.name)
-    return ForwardNames(key)
+    if not isinstance(key, BackwardKey):
+        return ForwardNames(key)
+    if key.part == "backward":
+        return BackwardNames(key)
+    return PrepareNames(key.name) if key.part == "backward_prepare" else FinishNames(key.name)

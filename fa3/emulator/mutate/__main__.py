@@ -1,6 +1,7 @@
 """Runs the mutants of the shipped kernels and writes the table.
 
 python -m fa3.emulator.mutate table.json                    all rows of the forward table, bf16: minutes
+python -m fa3.emulator.mutate table.json --of backward      of the backward table, dQ in a fixed order: tens of minutes
 python -m fa3.emulator.mutate table.json --kernels d64_causal --every 10
 python -m fa3.emulator.mutate table.json --markdown         prints the summary of a table that exists
 """
@@ -13,10 +14,12 @@ from concurrent.futures import ProcessPoolExecutor
 from itertools import chain
 from pathlib import Path
 
+from fa3.config.backward import AnyKey, BackwardKey
 from fa3.config.types import KernelKey
 from fa3.emulator.mutate.campaign import Kernel
 from fa3.emulator.mutate.judge import RIGHT
 from fa3.emulator.mutate.table import Row, details, expected_kinds, read, summary, write
+from fa3.sass import record
 from fa3.sass.record import table_keys
 
 
@@ -25,7 +28,12 @@ def keys() -> list[KernelKey]:
     return [key for key in table_keys() if key.dtype == "bf16"]
 
 
-def rows_of(key: KernelKey, every: int = 1, first: int = 0) -> tuple[list[Row], dict[str, list[str]]]:
+def backward_keys() -> list[BackwardKey]:
+    """Likewise of the backward: those that sum dQ in a fixed order, which do all that the others do and take turns."""
+    return [key for key in record.backward_keys() if key.deterministic]
+
+
+def rows_of(key: AnyKey, every: int = 1, first: int = 0) -> tuple[list[Row], dict[str, list[str]]]:
     """One mutant of `every`, from the `first` on; and the expected kinds by operator."""
     kernel = Kernel(key)
     chosen = kernel.mutants[first::every]
@@ -37,6 +45,7 @@ def rows_of(key: KernelKey, every: int = 1, first: int = 0) -> tuple[list[Row], 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m fa3.emulator.mutate", description=__doc__.split("\n")[0])
     parser.add_argument("table", type=Path)
+    parser.add_argument("--of", choices=["forward", "backward"], default="forward", help="which kernels (forward)")
     parser.add_argument("--kernels", default="", help="only those whose name holds this")
     parser.add_argument("--every", type=int, default=1, help="only one mutant of so many")
     parser.add_argument("--processes", type=int, default=2)
@@ -49,7 +58,8 @@ def main(arguments: list[str]) -> int:
             details(rows, options.details, expected_kinds(options.table)) if options.details else summary(rows), end=""
         )
         return 0
-    chosen = [key for key in keys() if options.kernels in key.name]
+    tables: dict[str, list[AnyKey]] = {"forward": [*keys()], "backward": [*backward_keys()]}
+    chosen = [key for key in tables[options.of] if options.kernels in key.name]
     with ProcessPoolExecutor(options.processes) as pool:
         parts = list(pool.map(rows_of, chosen, [options.every] * len(chosen)))
     rows = list(chain.from_iterable(found for found, _ in parts))

@@ -14,7 +14,7 @@ from functools import partial
 from fa3.emulator.mutate.analysis import Analysis
 from fa3.emulator.mutate.edits import shifted_operand, with_before, with_operand, with_register
 from fa3.emulator.mutate.judge import line_of
-from fa3.emulator.mutate.mutant import BYTES, EARLY, NAMED, STUCK, UNEVEN, UNORDERED, VALUES, Mutant
+from fa3.emulator.mutate.mutant import BYTES, EARLY, NAMED, STUCK, SUMS, UNEVEN, UNORDERED, VALUES, Mutant
 from fa3.emulator.operands import integer, parts
 from fa3.emulator.program import Program
 from fa3.sass.ptx_code import Statement
@@ -28,7 +28,7 @@ COLUMN = 0.75
 columns is ever cut."""
 _COORDINATES = re.compile(r"\{([^}]*)\}")
 
-EXTENT = STUCK | UNEVEN | VALUES | EARLY | UNORDERED | BYTES | NAMED | {
+EXTENT = STUCK | UNEVEN | VALUES | EARLY | UNORDERED | BYTES | NAMED | SUMS | {
     "out of bounds", "endless", "counter", "wrong block", "wrong mask"
 }  # fmt: skip
 """A role does more or less than the others, or than there is to do."""

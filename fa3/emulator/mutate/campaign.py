@@ -8,18 +8,19 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
-from fa3.config.types import KernelKey
+from fa3.config.backward import AnyKey, BackwardKey
 from fa3.emulator.blocks import Code
-from fa3.emulator.check import Checks, Finding, ForwardNames, Place, describe
+from fa3.emulator.check import Checks, Finding, ForwardNames, Names, Place, describe
 from fa3.emulator.check.checker import Checker
 from fa3.emulator.check.fences import find_unfenced
 from fa3.emulator.check.regions import Regions
 from fa3.emulator.faults import Fault
+from fa3.emulator.mutate.case import Case
 from fa3.emulator.mutate.dataflow import Dataflow
-from fa3.emulator.mutate.judge import CAUGHT, Places
+from fa3.emulator.mutate.judge import CAUGHT, WRONG, Places
 from fa3.emulator.mutate.mutant import Mutant
 from fa3.emulator.mutate.operators import mutants
-from fa3.emulator.mutate.problems import Case, case, shapes
+from fa3.emulator.mutate.problems import case, shapes
 from fa3.emulator.mutate.trace import Trace
 from fa3.emulator.observe import Observer
 from fa3.emulator.program import Program
@@ -34,6 +35,13 @@ ATTEMPTS = (
     ("short", "late"),
     ("sections", "late"),
     ("wide", "starve:8-11"),
+)
+BACKWARD_ATTEMPTS = (
+    ("wide", "random"),
+    ("deep", "late"),
+    ("edge", "random"),
+    ("wide", "starve:1-1"),
+    ("wide", "starve:4-7"),
 )
 """(problem, policy), tried in this order until something is found. Most rules hold for every schedule, so that the
 first one finds most. Problems that a kernel does not have are left out."""
@@ -57,7 +65,17 @@ class Outcome:
 class Kernel:
     """A kernel under test: its program, its problems, its mutants."""
 
-    key: KernelKey
+    key: AnyKey
+
+    @cached_property
+    def names(self) -> Names:
+        return describe(self.key)
+
+    @property
+    def attempts(self) -> tuple[tuple[str, str], ...]:
+        """Those whose problems the kernel has."""
+        attempts = BACKWARD_ATTEMPTS if isinstance(self.key, BackwardKey) else ATTEMPTS
+        return tuple(attempt for attempt in attempts if attempt[0] in self.cases)
 
     @cached_property
     def cases(self) -> dict[str, Case]:
@@ -81,7 +99,7 @@ class Kernel:
 
     @cached_property
     def trace(self) -> Trace:
-        trace = Trace(describe(self.key))
+        trace = Trace(self.names)
         for problem in self.cases.values():
             problem.run.replay(policy="late", observers=[trace])
         return trace
@@ -89,7 +107,7 @@ class Kernel:
     @cached_property
     def places(self) -> Places:
         edges = {index: frozenset(found) for index, found in self.trace.edges.items()}
-        return Places(self.program.statements, edges)
+        return Places(self.program.statements, edges, self.names.rings, isinstance(self.names, ForwardNames))
 
     def findings(
         self,
@@ -99,15 +117,16 @@ class Kernel:
         seed: int = 0,
     ) -> list[Finding]:
         """What the checkers say about one run of a program. It ends early once `enough` is found."""
-        problem, names = self.cases[attempt[0]], ForwardNames(self.key)
-        checks, dataflow = Checks(names, self._regions[attempt[0]]), Dataflow(names)
-        watch = Watch([*checks.checkers, dataflow], enough)
+        problem, names = self.cases[attempt[0]], self.names
+        checks = Checks(names, self._regions[attempt[0]])
+        dataflow = [Dataflow(names)] if isinstance(names, ForwardNames) else []
+        watch = Watch([*checks.checkers, *dataflow], enough)
         found = []
         try:
-            problem.run.replay(code, policy=attempt[1], seed=seed, observers=[checks, dataflow, watch])
+            problem.run.replay(code, policy=attempt[1], seed=seed, observers=[checks, *dataflow, watch])
             place = Place.of("the kernel", -1, None)
             wrong = problem.wrong(problem.run.launch.tensors)
-            found = [Finding("wrong result", names.kernel, place, sentence, "") for sentence in wrong]
+            found = [Finding(WRONG, names.kernel, place, sentence, "") for sentence in wrong]
         except Fault as fault:
             checks.stopped(fault)
         except Enough:
@@ -129,12 +148,10 @@ class Kernel:
     def _outcome(self, mutant: Mutant) -> Outcome:
         start, attempts = time.perf_counter(), 0
         code = self._code(mutant.build())
-        findings = find_unfenced(code.program, describe(self.key))
-        for attempt in ATTEMPTS:
+        findings = find_unfenced(code.program, self.names)
+        for attempt in self.attempts:
             if findings:
                 break
-            if attempt[0] not in self.cases:
-                continue
             attempts += 1
             findings = self.findings(code, attempt, partial(self._is_caught, mutant))
         verdict, finding = self.places.verdict(mutant, findings)

@@ -10,21 +10,19 @@ from __future__ import annotations
 import json
 import sys
 
-from fa3.emulator.check import describe
 from fa3.emulator.check.fences import find_unfenced
-from fa3.emulator.mutate.campaign import ATTEMPTS, Kernel
-from fa3.sass.record import table_keys
+from fa3.emulator.mutate.campaign import Kernel
+from fa3.sass.record import keys_of
 
 
 def main(name: str) -> None:
-    """KeyError if no kernel of the table is called so."""
-    kernel = Kernel({key.name: key for key in table_keys()}[name])
-    found = find_unfenced(kernel.program, describe(kernel.key))
-    for attempt in ATTEMPTS:
+    """KeyError if no kernel of the tables is called so."""
+    kernel = Kernel({key.name: key for key in keys_of(None)}[name])
+    found = find_unfenced(kernel.program, kernel.names)
+    for attempt in kernel.attempts:
         if found:
             break
-        if attempt[0] in kernel.cases:
-            found = kernel.findings(kernel.code, attempt)
+        found = kernel.findings(kernel.code, attempt)
     print(json.dumps([finding.as_dict() for finding in found]))
 
 

@@ -9,20 +9,19 @@ line if one of its two parties names
       a bound): who waits at the barrier where an arrival is missing, what reads the stage whose wait is missing;
 
 and if the finding names an edge as its subject ("k", "turn") and not the statement's own line, that edge must be one
-of them, too.
+of them, too. A wrong result has a line only where `dataflow.py` watches; elsewhere its kind is enough.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from fa3.emulator.check.places import shown
 from fa3.emulator.check.report import Finding
 from fa3.emulator.mutate.mutant import Mutant
-from fa3.emulator.mutate.trace import SAME
 
 if TYPE_CHECKING:
     from fa3.sass.ptx_code import Statement
@@ -32,6 +31,7 @@ CAUGHT, OTHER_LINE, OTHER_KIND, ESCAPED = "caught", "other line", "other kind", 
 CLEAN, FALSE_ALARM = "clean", "false alarm"
 """Of a change that does no harm."""
 RIGHT = (CAUGHT, CLEAN)
+WRONG = "wrong result"
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,10 @@ class Places:
     statements: Sequence[Statement]
     edges: dict[int, frozenset[str]]
     """Statement (index) -> its edges."""
+    rings: Mapping[str, str] = field(default_factory=dict)
+    """As `Names.rings`."""
+    lines_of_values: bool = True
+    """Whether wrong results have lines: whether somebody watches what the GEMMs read (`dataflow.py`)."""
 
     @cached_property
     def all_edges(self) -> frozenset[str]:
@@ -66,10 +70,17 @@ class Places:
         lines, edges = self.lines_of(mutant), self.edges_of(mutant)
         kind = [finding for finding in findings if finding.kind in mutant.kinds]
         others = self.all_edges - edges if edges else frozenset()
-        right = [finding for finding in kind if _is_there(finding, lines, others)]
+        right = [finding for finding in kind if self._is_there(finding, lines, others)]
         if right:
             return CAUGHT, right[0]
         return (OTHER_LINE, kind[0]) if kind else (OTHER_KIND, findings[0])
+
+    def _is_there(self, finding: Finding, lines: dict[Line, bool], other_edges: frozenset[str]) -> bool:
+        if finding.kind == WRONG and not self.lines_of_values:
+            return True
+        named = [lines[line] for line in lines_in(finding) if line in lines]
+        subject = self.rings.get(finding.subject, finding.subject)
+        return any(named) or (bool(named) and subject not in other_edges)
 
 
 def line_of(at: Statement) -> Line:
@@ -78,9 +89,3 @@ def line_of(at: Statement) -> Line:
 
 def lines_in(finding: Finding) -> Iterable[Line]:
     return [place.line_of_source for place in (finding.at, finding.other) if place is not None]
-
-
-def _is_there(finding: Finding, lines: dict[Line, bool], other_edges: frozenset[str]) -> bool:
-    named = [lines[line] for line in lines_in(finding) if line in lines]
-    subject = SAME.get(finding.subject, finding.subject)
-    return any(named) or (bool(named) and subject not in other_edges)

@@ -22,6 +22,8 @@ BYTES = frozenset(("transaction bytes",))
 NAMED = frozenset(("named barrier", "named barrier left mid-phase"))
 NO_BARRIER = frozenset(("mbarrier", "barrier not visible"))
 REGISTERS = frozenset(("accumulator in flight", "A registers in flight"))
+SUMS = frozenset(("sums in no fixed order", "race in global memory"))
+"""Sums in global memory that nothing orders."""
 VALUES = frozenset(("wrong result", "never written", "written twice"))
 """What only the outputs tell."""
 

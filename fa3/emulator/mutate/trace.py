@@ -2,7 +2,8 @@
 
 An edge is what two parties share: a ring ("k": its barriers, its stages, the copies that fill them and the GEMMs that
 read them), an event of named barriers ("turn", "rows"), a buffer ("o"), the CTA's registers ("registers": the
-setmaxnreg of all roles), or a batch of WGMMA ("batch 70", by the index of its fence) with the statements that fence it,
+setmaxnreg of all roles), what an earlier kernel has written ("grid"), a sum in global memory or its counters
+("dq_accum"), or a batch of WGMMA ("batch 70", by the index of its fence) with the statements that fence it,
 commit it and wait for it.
 """
 
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
     from fa3.emulator.warp import Warp
     from fa3.sass.ptx_code import Statement
 
-SAME = {"tiles": "tile"}
-"""Buffer -> the ring that it belongs to, where their names differ."""
-
 
 class Trace(Observer):
     """`edges`: statement (index) -> names of edges; `reached`: the statements that were executed."""
@@ -37,18 +35,30 @@ class Trace(Observer):
         self.edges: defaultdict[int, set[str]] = defaultdict(set)
         self.reached: set[int] = set()
         self._index: dict[int, int] = {}
+        self._watched: list[tuple[int, int, set[str]]] = []
+        """(first address, address behind the last, edges) of tensors in global memory."""
         self._fence: dict[Warp, int] = {}
         self._accessed: dict[Warp, int] = {}
         """The last access to shared memory, which bar.warp.sync ends for all lanes."""
 
     def started(self, machine: Machine) -> None:
         self._index = {id(at): index for index, at in enumerate(machine.program.statements)}
+        self._watched = []
+        for allocation in machine.launch.allocations:
+            name, edges = allocation.name, set()
+            if name in self.names.sums | self.names.counters:
+                edges.add("sums")
+            if name in self.names.earlier:
+                edges.add("grid")
+            self._watched.append((allocation.address, allocation.address + allocation.nbytes, edges))
 
     def stepping(self, warp: Warp, step: Step, mask: Any) -> None:
         if step.first not in self.reached:
             self.reached.update(range(step.first, step.first + len(step.statements)))
         if step.kind == "setmaxnreg":
             self.edges[step.first].add("registers")
+        if step.kind == "griddepcontrol":
+            self.edges[step.first].add("grid")
         if step.kind == "bar.warp.sync" and warp in self._accessed:
             self.edges[step.first].update(self.edges[self._accessed[warp]])
 
@@ -81,23 +91,35 @@ class Trace(Observer):
         if not len(words):
             return set()
         found = {self.names.buffer(4 * int(word)) for word in (words[0], words[-1])}
-        return {SAME.get(name, name) for name in found}
+        return {self.names.rings.get(name, name) for name in found}
 
     def shared(self, warp: Warp, at: Statement, addresses: Addresses, nbytes: int, write: bool) -> None:
         if len(addresses):
             self._touch(at, *self._buffers(np.asarray(addresses) // 4))
             self._accessed[warp] = self._index[id(at)]
 
+    def memory(self, warp: Warp, at: Statement, addresses: Addresses, nbytes: int, write: bool) -> None:
+        if len(addresses):
+            self._touch(at, *self._tensors(int(addresses[0])))
+
+    def _tensors(self, address: int) -> set[str]:
+        """The edges of a place in global memory."""
+        return next((edges for first, end, edges in self._watched if first <= address < end), set())
+
     def fenced(self, warp: Warp, at: Statement) -> None:
-        """A fence of WGMMA belongs to the batch that follows it, one of the proxies to the staged output."""
+        """A fence of WGMMA belongs to the batch that follows it, one of the proxies to the buffer that was accessed
+        before, and to the staged output; one of the whole GPU to sums."""
         if at.opcode.startswith("wgmma"):
             self._fence[warp] = self._index[id(at)]
         elif at.opcode.startswith("fence.proxy"):
-            self._touch(at, "o")
+            self._touch(at, "o", *self.edges.get(self._accessed.get(warp, -1), ()))
+        elif at.opcode.startswith("fence.acq_rel.gpu"):
+            self._touch(at, "sums")
 
     # ---- asynchronous operations
     def issued(self, warp: Warp, operation: Operation) -> None:
         edges = self._buffers(operation.reads) | self._buffers(operation.writes)
+        edges |= self._tensors(operation.global_range[0])
         self._touch(operation.at, *edges)
         if operation.kind == "wgmma":
             batch = self._fence.get(warp, -1)

@@ -7,7 +7,7 @@ from functools import partial
 
 from fa3.emulator.mutate.analysis import Analysis
 from fa3.emulator.mutate.edits import shifted_operand, with_operand
-from fa3.emulator.mutate.mutant import EARLY, NAMED, NO_BARRIER, REGISTERS, STUCK, UNORDERED, Mutant
+from fa3.emulator.mutate.mutant import EARLY, NAMED, NO_BARRIER, REGISTERS, STUCK, SUMS, UNORDERED, Mutant
 from fa3.emulator.operands import integer
 
 FENCE = frozenset(("no proxy fence",))
@@ -26,7 +26,7 @@ def barrier_removed(a: Analysis) -> Iterator[Mutant]:
         if at.operands[0] == "0":
             yield Mutant("bar.sync removed", index, at, partial(a.program.without, index), NO_BARRIER, inits)
         else:
-            kinds = NAMED | STUCK | UNORDERED | FENCE
+            kinds = NAMED | STUCK | UNORDERED | FENCE | SUMS
             yield Mutant("bar.sync removed", index, at, partial(a.program.without, index), kinds)
 
 
@@ -96,7 +96,7 @@ def mma_wait(a: Analysis) -> Iterator[Mutant]:
 def bulk_commit_removed(a: Analysis) -> Iterator[Mutant]:
     for index in a.of("cp.async.bulk.commit_group"):
         at = a.statements[index]
-        kinds = UNFINISHED | UNORDERED
+        kinds = UNFINISHED | UNORDERED | SUMS
         yield Mutant("bulk commit_group removed", index, at, partial(a.program.without, index), kinds)
 
 
@@ -104,7 +104,7 @@ def bulk_wait(a: Analysis) -> Iterator[Mutant]:
     """None, and for one group less."""
     for index in a.of("cp.async.bulk.wait_group"):
         at = a.statements[index]
-        kinds = UNFINISHED | UNORDERED
+        kinds = UNFINISHED | UNORDERED | SUMS
         yield Mutant("bulk wait_group removed", index, at, partial(a.program.without, index), kinds)
         left = integer(at.operands[0]) or 0
         deeper = partial(a.program.replaced, index, with_operand(at, 0, str(left + 1)))
@@ -119,7 +119,7 @@ def proxy_fence_removed(a: Analysis) -> Iterator[Mutant]:
 def warp_barrier_removed(a: Analysis) -> Iterator[Mutant]:
     for index in a.of("bar.warp.sync"):
         at = a.statements[index]
-        yield Mutant("bar.warp.sync removed", index, at, partial(a.program.without, index), UNORDERED | EARLY)
+        yield Mutant("bar.warp.sync removed", index, at, partial(a.program.without, index), UNORDERED | EARLY | SUMS)
 
 
 # ------------------------------------------------------------------------------------------------ registers

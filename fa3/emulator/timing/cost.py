@@ -114,6 +114,8 @@ class Cost:
     """[H200] Bytes per cycle from L2 to one SM, all SMs loading: 37-43 of its own, 55-100 where CTAs share K and V."""
     store_bandwidth: float = 32.0
     """[assumed] Bytes per cycle from shared memory to L2."""
+    reduce_bandwidth: float = 15.0
+    """[H200] Bytes per cycle and SM that the L2 adds to float32 numbers, by bulk reductions or by threads."""
     store_latency: float = 600.0
     """[assumed] Until a bulk store is complete; that its source has been read is known `store_read` after that has."""
     store_read: float = 40.0

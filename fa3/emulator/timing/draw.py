@@ -1,7 +1,7 @@
 """A picture of a timeline in the manner of the paper's figure of ping-pong scheduling: who does what, side by side.
 
-A lane for the load warp, one for each math warpgroup (its first warp stands for all four), then the units that they
-share. matplotlib is imported when the first picture is drawn.
+A lane for the load warp and for others that start copies, one for each math warpgroup (its first warp stands for all
+four), then the units that they share. matplotlib is imported when the first picture is drawn.
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 COLOURS = {
     "softmax": "#c00000",
     "rescale": "#e07b39",
+    "gradient": "#c55a8a",
+    "exchange": "#bf9000",
+    "dq": "#2f7f7f",
+    "turnstile": "#404040",
     "convert": "#548235",
     "mask": "#7030a0",
     "epilogue": "#7f6000",
@@ -34,6 +38,10 @@ COLOURS = {
 MEANINGS = {
     "softmax": "softmax",
     "rescale": "rescale O",
+    "gradient": "dS = P (dP - D)",
+    "exchange": "dS to shared memory",
+    "dq": "dQ on its way out",
+    "turnstile": "waits for its turn to add",
     "convert": "P to 16 bits",
     "mask": "mask",
     "epilogue": "epilogue",
@@ -41,7 +49,7 @@ MEANINGS = {
     "gemm": "waits for its GEMM",
     "control": "addresses, loops, arrivals",
     "wait": "waits for an mbarrier",
-    "barrier": "waits for its turn",
+    "barrier": "waits at a named barrier",
 }
 """What the legend says, in its order."""
 WARPGROUPS = ("#2e75b6", "#1a3a5c", "#7db0dc", "#4a6fa5")
@@ -104,8 +112,11 @@ def _lanes(timeline: Timeline, begin: float, end: float) -> list[tuple[str, Colo
         return COLOURS.get(interval.kind, COLOURS["control"])
 
     lanes = []
-    if timeline.warps and 0 not in timeline.math_warps:
-        lanes.append(("load warp", of(timeline.warps[0], of_kind)))
+    for warp in dict.fromkeys((0, *timeline.copy_warps) if timeline.warps and 0 not in timeline.math_warps else ()):
+        name = (
+            "load warp" if warp == 0 else timeline.roles.get(warp, f"warp {warp}").replace("_", " ").replace("dq", "dQ")
+        )
+        lanes.append((name, of(timeline.warps[warp], of_kind)))
     for number, warp in enumerate(timeline.math_warps):
         lanes.append((f"warpgroup {number}", of(timeline.warps[warp], of_kind)))
     order = _warpgroups(timeline)
@@ -144,7 +155,7 @@ def _finish(axes: Axes, names: Sequence[str], begin: float, end: float) -> None:
 def _legend(figure: Figure, timeline: Timeline, begin: float, end: float) -> None:
     from matplotlib.patches import Patch
 
-    warps = [warp for warp in (0, *timeline.math_warps) if warp < len(timeline.warps)]
+    warps = [warp for warp in (0, *timeline.copy_warps, *timeline.math_warps) if warp < len(timeline.warps)]
     seen = {i.kind for warp in warps for i in timeline.warps[warp] if i.start < end and i.end > begin}
     patches = [Patch(color=COLOURS[kind], label=text) for kind, text in MEANINGS.items() if kind in seen]
     order = _warpgroups(timeline)

@@ -97,10 +97,11 @@ class Load(NamedTuple):
 
 
 class Store(NamedTuple):
-    """A copy from shared to global memory, or a reduction."""
+    """A copy from shared to global memory. `adds`: it is a reduction, which the L2 adds up."""
 
     nbytes: int
     at: Place
+    adds: bool = False
 
 
 class Access(NamedTuple):

@@ -15,11 +15,27 @@ OF_FUNCTION = {
     ("softmax.py", "scale_rows"): "rescale",
     ("softmax.py", "scale_rows_if_needed"): "rescale",
     ("softmax.py", "finish"): "epilogue",
+    ("backward.py", "probabilities"): "softmax",
+    ("backward_wide.py", "probabilities"): "softmax",
+    ("backward.py", "score_gradients"): "gradient",
+    ("backward_wide.py", "score_gradients"): "gradient",
+    ("backward.py", "share"): "exchange",
+    ("backward_wide.py", "store_transposed"): "exchange",
+    ("backward.py", "multiply"): "epilogue",
     ("gemm.py", "_pack_pair"): "convert",
     ("gemm.py", "convert_16"): "convert",
 }
 """(file, function) -> label."""
-OF_FILE = {"softmax.py": "softmax", "mask.py": "mask", "epilogue.py": "epilogue", "tiles.py": "schedule"}
+OF_FILE = {
+    "softmax.py": "softmax",
+    "mask.py": "mask",
+    "key_mask.py": "mask",
+    "dq.py": "dq",
+    "turnstile.py": "turnstile",
+    "epilogue.py": "epilogue",
+    "tiles.py": "schedule",
+    "key_tiles.py": "schedule",
+}
 """File -> label of its other functions."""
 
 

@@ -121,9 +121,9 @@ class Link:
         self.free_at = 0.0
         self.lane = Lane()
 
-    def copy(self, time: float, nbytes: int, at: object) -> tuple[float, float]:
-        """When the last byte has been sent, and when it has arrived."""
-        cycles = max(self.gap, nbytes / self.bandwidth)
+    def copy(self, time: float, nbytes: int, at: object, bandwidth: float | None = None) -> tuple[float, float]:
+        """When the last byte has been sent, and when it has arrived. `bandwidth`: where this copy has less."""
+        cycles = max(self.gap, nbytes / (bandwidth or self.bandwidth))
         start = max(time, self.free_at)
         self.free_at = start + cycles
         arrived = self.free_at + self.latency

@@ -112,8 +112,9 @@ class Recorder(Observer):
             passes = len(np.unique(np.asarray(addresses) // WAVEFRONT))
             self._note(warp, e.Access("global", passes, not write, at.source))
         elif self._atomic:
-            self._atomic = False  # told for every lane, and as a read and as a write
-            self._note(warp, e.Access("atomic", 1, at.name == "atom", at.source))
+            self._atomic = False  # told for every lane (of vectors for all at once), and as a read and as a write
+            passes = len(np.unique(np.asarray(addresses) // WAVEFRONT))
+            self._note(warp, e.Access("atomic", passes, at.name == "atom", at.source))
 
     def fenced(self, warp: Warp, at: Statement) -> None:
         if not at.opcode.startswith("wgmma"):
@@ -127,7 +128,7 @@ class Recorder(Observer):
         elif operation.barrier is not None:
             self._note(warp, e.Load(operation.barrier.address, operation.nbytes, at.source))
         else:
-            self._note(warp, e.Store(operation.nbytes, at.source))
+            self._note(warp, e.Store(operation.nbytes, at.source, operation.kind.endswith("reduce")))
 
     def committed(self, warp: Warp, at: Statement, group: Group) -> None:
         self._note(warp, e.Commit(group.kind, at.source))

@@ -23,6 +23,9 @@ from fa3.emulator.timing.parts import Link, Meeting, Phases, Product, SubPartiti
 from fa3.emulator.timing.schedule import Chunk, Scheduler
 from fa3.emulator.timing.timeline import Interval, Timeline
 
+WAVEFRONT = 128
+"""Bytes of one (`Access.wavefronts`)."""
+
 
 class ReplayError(RuntimeError):
     """The trace cannot end: warps wait for what nobody does."""
@@ -61,6 +64,8 @@ class Replay:
         self.stores = Link(c.store_bandwidth, c.store_latency, c.copy_issue, "store")
         self.data_path_free_at = 0.0
         """Of the path between threads and memory, shared and global."""
+        self.adders_free_at = 0.0
+        """Of the way of this SM's reductions by threads to the L2."""
         self.mbarriers = {address: Phases(count) for address, count in trace.counts.items()}
         self.meetings: dict[int, Meeting] = defaultdict(Meeting)
         self.last_store = 0.0
@@ -216,7 +221,8 @@ class Replay:
         return self._spend(warp, now, self.cost.copy_issue, "copy", "load", event.at)
 
     def _store(self, warp: WarpState, event: e.Store, now: float) -> float:
-        sent, arrived = self.stores.copy(now, event.nbytes, event.at)
+        bandwidth = self.cost.reduce_bandwidth if event.adds else None
+        sent, arrived = self.stores.copy(now, event.nbytes, event.at, bandwidth)
         read, done = warp.stored
         warp.stored = (max(read, sent + self.cost.store_read), max(done, arrived))
         self.last_store = max(self.last_store, arrived)
@@ -225,6 +231,10 @@ class Replay:
     def _access(self, warp: WarpState, event: e.Access, now: float) -> float:
         c = self.cost
         latency = {"shared": c.shared_latency, "global": c.global_latency, "atomic": c.atomic_latency}[event.space]
+        if event.space == "atomic" and not event.waits:
+            start = max(now, self.adders_free_at)
+            self.adders_free_at = start + event.wavefronts * WAVEFRONT / c.reduce_bandwidth
+            return self._spend(warp, now, start + c.issue - now, label(event.at), "reduction", event.at)
         start = max(now, self.data_path_free_at)
         passes = event.wavefronts * (1.0 if event.space == "shared" else c.global_wavefront)
         self.data_path_free_at = start + passes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from fa3.sass.listing import Source
@@ -43,6 +43,8 @@ class Timeline:
     kernel: str = ""
     number: int = 0
     """Of the CTA in its grid."""
+    roles: Mapping[int, str] = field(default_factory=dict)
+    """Warp -> what it is called, where that is known."""
 
     def busy(self, unit: str) -> float:
         """Cycles for which a unit works. KeyError for one that does not exist."""
@@ -64,11 +66,19 @@ class Timeline:
         """First warps of the warpgroups that issue GEMMs."""
         return [w for w in range(0, len(self.warps), 4) if any(i.kind == "gemm" for i in self.warps[w])]
 
+    @property
+    def copy_warps(self) -> list[int]:
+        """Warps that start copies, and belong to no math warpgroup."""
+        math = {warp + i for warp in self.math_warps for i in range(4)}
+        others = (w for w in range(len(self.warps)) if w not in math)
+        return [w for w in others if any(i.kind == "copy" for i in self.warps[w])]
+
     def summary(self) -> str:
-        """A few lines: cycles, how busy the units are, and what the math warpgroups do."""
+        """A few lines: cycles, how busy the units are, and what the copying warps and the math warpgroups do."""
         busy = ", ".join(f"{unit} {self.utilisation(unit):.0%}" for unit in self.units if self.units[unit])
         lines = [f"{self.end:.0f} cycles in CTA {self.number} of {self.kernel or 'a kernel'}: {busy}"]
-        for warp in self.math_warps:
+        for warp in (*(w for w in self.copy_warps if w in self.roles), *self.math_warps):
             sums = sorted(self.totals(warp).items(), key=lambda item: -item[1])
-            lines.append(f"  warp {warp}: " + ", ".join(f"{kind} {cycles:.0f}" for kind, cycles in sums))
+            who = f"warp {warp}" + (f" ({self.roles[warp]})" if warp in self.roles else "")
+            lines.append(f"  {who}: " + ", ".join(f"{kind} {cycles:.0f}" for kind, cycles in sums))
         return "\n".join(lines)

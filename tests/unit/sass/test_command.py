@@ -4,10 +4,12 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from fa3 import _arguments
+from fa3.config.backward_table import backward_config
 from fa3.config.table import forward_config
 from fa3.sass import __main__ as command
 from fa3.sass import diff, tools
@@ -23,6 +25,23 @@ def test_the_key_of_a_command_line():
         parsed("forward", "--head-dim", "192", "--head-dim-v", "128", "--causal", "--dtype", "fp16")
     )
     assert (key.config, key.dtype) == (forward_config(192, 128, True), "fp16")
+
+
+def test_the_key_of_a_backward():
+    words = ["backward", "--head-dim", "256", "--causal", "--deterministic", "--set", "stages_q=1"]
+    key = _arguments.key_of(parsed(*words))
+    assert (key.part, key.dtype, key.deterministic, key.dlse) == ("backward", "bf16", True, False)
+    assert key.config == replace(backward_config(256, 256, True), stages_q=1)
+    prepare = _arguments.key_of(parsed("backward_prepare", "--head-dim", "64", "--dlse"))
+    assert (prepare.part, prepare.dlse, prepare.config) == ("backward_prepare", True, backward_config(64, 64, False))
+
+
+@pytest.mark.parametrize(
+    "words", [["forward", "--deterministic"], ["backward", "--dlse"], ["backward_finish", "--deterministic"]]
+)
+def test_a_switch_of_another_kernel(words, capsys):
+    assert command.main(words) == 1
+    assert f"{words[1]} is for backward" in capsys.readouterr().err
 
 
 def test_v_is_as_wide_as_k_unless_told():
@@ -51,12 +70,13 @@ def test_the_other_revision_gets_the_same_question():
     assert command.without(words, "--diff", "--plot") == ["forward", "--head-dim", "64", "--set", "stages=3"]
 
 
-def test_a_row_that_no_sm_can_hold_is_not_compiled(capsys):
-    assert command.main(["forward", "--head-dim", "256", "--set", "stages=4"]) == 1
+@pytest.mark.parametrize("words", [["forward", "--set", "stages=4"], ["backward", "--set", "stages_q=4"]])
+def test_a_row_that_no_sm_can_hold_is_not_compiled(words, capsys):
+    assert command.main([*words, "--head-dim", "256"]) == 1
     assert "bytes" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [[], ["backward"], ["forward", "--head-dim", "wide"], ["forward", "--dtype", "fp8"]])
+@pytest.mark.parametrize("words", [[], ["sideward"], ["forward", "--head-dim", "wide"], ["forward", "--dtype", "fp8"]])
 def test_a_wrong_command_line_stops_with_status_2(words, capsys):
     with pytest.raises(SystemExit) as stopped:
         command.main(words)

@@ -197,6 +197,22 @@ def test_record(seen, tmp_path):
     assert json.loads(path.read_text()) == {key.name: {"ex2_in_flight": 2, "ex2_total": 4} for key in keys}
 
 
+def test_one_kernel_is_recorded_beside_the_other(seen, tmp_path):
+    path = tmp_path / "overlap.json"
+    looked = []
+
+    def look(key):
+        looked.append(key.name)
+        return seen
+
+    path.write_text(json.dumps({"forward_of_the_table": 1, "backward_of_another_day": 2}))
+    assert record.record_kernel(path, "backward", look) == len(record.backward_keys())
+    assert looked == [key.name for key in record.backward_keys()]
+    assert set(json.loads(path.read_text())) == {"forward_of_the_table", *looked}
+    with pytest.raises(ValueError, match="no main loop"):
+        record.record_kernel(path, "backward_finish", look)
+
+
 def test_every_row_is_recorded_in_both_types():
     names = [key.name for key in record.table_keys()]
     assert len(set(names)) == len(names)
