@@ -133,7 +133,7 @@ def _finish_arguments(key: BackwardKey) -> tuple[Any, ...]:
     batch, seqlen_q, heads, m_blocks, dim = (cute.sym_int32() for _ in range(5))
     dim = cute.sym_int32(divisibility=8)
     dq = _strided(DTYPES[key.dtype], (batch, seqlen_q, heads, dim))
-    return _dq_accum(key.config, batch, heads, m_blocks), dq, *_scales(1)
+    return _dq_accum(key.config, batch, heads, m_blocks), dq, *_scales(1), cutlass.Int32(0), cutlass.Int32(0)
 
 
 _BACKWARD_ARGUMENTS = {

@@ -161,6 +161,7 @@ class BackwardLaunch:
         batch, seqlen_q, heads, _ = forward.o_shape
         blocks = -(-seqlen_q // config.tile_m)
         q_shape = batch, seqlen_q, heads, forward.head_dim
+        self.lone = _lone_queries(seqlen_q, problem.k_shape[1], forward.causal)
         self.rows = _form((batch, heads, blocks * config.tile_m), torch.float32)
         with_dq = "q" in problem.wanted
         accum_shape = batch, heads, blocks, config.dq_slices, config.dq_slice
@@ -193,7 +194,9 @@ class BackwardLaunch:
             prepare(o, do, lse, lse if dlse is None else dlse, lse_log2, delta, accum, turns)
             main(q, k, v, do, lse_log2, delta, accum, turns, dk, dv, self.scale_log2, self.scale)
             for kernel in finish:
-                kernel(accum, dq, self.scale)
+                kernel(accum, dq, self.scale, *self.lone)
+            if dk is not None and k.shape[1] == 1:
+                dk.zero_()  # as for lone queries: where all see this one key alone, dS is 0, not a rounding error
         except Exception as error:
             self._failed(error)
         return dq, dk, dv
@@ -207,6 +210,14 @@ class BackwardLaunch:
         raise LaunchError(
             f"fa3: the backward ({names}) could not be launched on {self.device}: {error}\n{self.problem}"
         ) from error
+
+
+def _lone_queries(seqlen_q: int, seqlen_k: int, causal: bool) -> tuple[int, int]:
+    """From the first query to behind the last one that sees exactly one key."""
+    if causal:
+        first = seqlen_q - seqlen_k
+        return (first, first + 1) if first >= 0 else (0, 0)
+    return (0, seqlen_q) if seqlen_k == 1 else (0, 0)
 
 
 def _form(shape: tuple[int, ...], dtype: torch.dtype) -> Form:

@@ -14,14 +14,14 @@ BACKWARD: tuple[BackwardConfig, ...] = (
     BackwardConfig(64, 64, causal=True, tile_m=128, tile_n=128, dq_gemm="rows"),
     BackwardConfig(96, 96, causal=False, tile_m=64, tile_n=128, dq_gemm="lone"),
     BackwardConfig(96, 96, causal=True, tile_m=64, tile_n=128, dq_gemm="lone"),
-    BackwardConfig(128, 128, causal=False, tile_m=64, tile_n=128),
+    BackwardConfig(128, 128, causal=False, tile_m=80, tile_n=128, overlap_dq=False),
     BackwardConfig(128, 128, causal=True, tile_m=64, tile_n=128),
-    BackwardConfig(192, 128, causal=False, tile_n=96, math_warpgroups=3, dq_pieces=4, stages_dq=4, **WIDE),
-    BackwardConfig(192, 128, causal=True, tile_n=96, math_warpgroups=3, dq_pieces=4, stages_dq=4, **WIDE),
-    BackwardConfig(192, 192, causal=False, tile_n=96, math_warpgroups=3, stages_do=1, dq_pieces=4, stages_dq=4, **WIDE),
-    BackwardConfig(192, 192, causal=True, tile_n=96, math_warpgroups=3, stages_do=1, dq_pieces=4, stages_dq=4, **WIDE),
-    BackwardConfig(256, 256, causal=False, tile_n=80, stages_do=1, dq_pieces=4, stages_dq=3, **WIDE),
-    BackwardConfig(256, 256, causal=True, tile_n=80, stages_do=1, dq_pieces=4, stages_dq=3, **WIDE),
+    BackwardConfig(192, 128, causal=False, tile_n=96, math_warpgroups=3, **WIDE),
+    BackwardConfig(192, 128, causal=True, tile_n=96, math_warpgroups=3, **WIDE),
+    BackwardConfig(192, 192, causal=False, tile_n=96, math_warpgroups=3, stages_do=1, **WIDE),
+    BackwardConfig(192, 192, causal=True, tile_n=96, math_warpgroups=3, stages_do=1, **WIDE),
+    BackwardConfig(256, 256, causal=False, tile_n=80, stages_q=1, stages_do=1, **WIDE),
+    BackwardConfig(256, 256, causal=True, tile_n=80, stages_q=1, stages_do=1, **WIDE),
 )
 """Rows in the order in which they are tried: the first that is wide enough wins."""
 

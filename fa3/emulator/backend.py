@@ -60,7 +60,7 @@ SIGNATURES = {
         ("dq_accum", "turns", "dk", "dv"),
         ("dq_accum",),
     ),
-    "backward_finish": Signature(("dq_accum", "dq", "scale"), ("dq",)),
+    "backward_finish": Signature(("dq_accum", "dq", "scale", "lone", "lone_end"), ("dq",)),
 }
 
 
@@ -290,7 +290,7 @@ class _BackwardRecorder(Emulation):
         self.runs.append(run)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _OfRow(launch_backward.Problem):
     """A problem for a row that its dimensions do not choose."""
 

@@ -57,11 +57,11 @@ from .parts.dq import DQGemm, NoDQ, NoDQGemm, StagedDQ, dq_mma
 from .parts.epilogue import NoStore, Staged
 from .parts.gemm import convert_16, start_gemm, start_nothing, wait_gemms
 from .parts.key_mask import KEY_MASKS
-from .parts.key_tiles import FirstKeysFirst, KeysFirst, KeyTile
+from .parts.key_tiles import FirstKeysFirst, KeysFirst, KeyTile, LastKeysFirst
 from .parts.lanes import ROWS_OF_THREAD, place_in_quad, thread_of_warpgroup
 from .parts.tiles import TileSpace
 from .parts.tma import TmaOperand, load_operand, partition, sequence_major, store_operand_if_wanted
-from .parts.turnstile import FirstStores, InOrder
+from .parts.turnstile import FirstComes, InOrder
 
 # --------------------------------------------------------------------------------------- shared memory, edges, barriers
 
@@ -304,7 +304,7 @@ class Load:
 
 @dataclass(frozen=True)
 class DQWriter:
-    """The warp that adds dQ to global memory: for each query block, piece by piece, what the math warpgroups hand it."""
+    """The warp that brings dQ to global memory, for each query block what the math warpgroups hand it."""
 
     config: BackwardConfig
     rings: tuple[Ring, ...]
@@ -326,20 +326,22 @@ class DQWriter:
         for h in cutlass.range(walk.heads, unroll=1):
             for i in cutlass.range(walk.blocks, unroll=1):
                 m_block, head = walk.first + i, walk.first_head + h
-                self.turnstile.wait(m_block, head)  # as a rule it has come before the data
+                is_first = self.turnstile.wait(m_block, head)  # as a rule its turn has come before the data
                 for r in cutlass.range_constexpr(rounds):
-                    self._add(self.mdQ[None, None, m_block, head, walk.tile.batch], r, out)
+                    self._put(self.mdQ[None, None, m_block, head, walk.tile.batch], r, out, is_first)
                     out = out.advance()
                     if cutlass.const_expr(r >= lag):
                         freed = self._free(freed, lag)
                 if cutlass.const_expr(lag > 0):
                     freed = self._free(freed, 0)
-                self.turnstile.give(m_block, head)
+                self.turnstile.give(m_block, head, is_first)
+            if walk.blocks > 0:
+                self.turnstile.close(walk.first + walk.blocks - 1, walk.first_head + h)
         with cute.arch.elect_one():
             cute.arch.cp_async_bulk_wait_group(0)
 
     @cute.jit
-    def _add(self, gdQ: cute.Tensor, number: cutlass.Constexpr, cursor: Cursor):
+    def _put(self, gdQ: cute.Tensor, number: cutlass.Constexpr, cursor: Cursor, is_first):
         """Piece `number` of each warpgroup, as it comes."""
         c = self.config
         index, piece = divmod(number, c.dq_pieces)
@@ -347,12 +349,12 @@ class DQWriter:
             self.rings[p].wait(cursor)
             target = gdQ[None, p * (c.dq_slices // c.dq_parts) + index].iterator + piece * c.dq_piece
             with cute.arch.elect_one():
-                self.turnstile.put(target, self.staging[None, cursor.stage, p].iterator, c.dq_piece)
+                self.turnstile.put(target, self.staging[None, cursor.stage, p].iterator, c.dq_piece, is_first)
                 cute.arch.cp_async_bulk_commit_group()
 
     @cute.jit
     def _free(self, cursor: Cursor, younger: cutlass.Constexpr):
-        """Waits until all but the `younger` last pieces have been read, and frees one. Returns the cursor of the next."""
+        """Frees a piece, when all but the `younger` last have been read. Returns the cursor of the next."""
         parts = self.config.dq_parts
         for p in cutlass.range_constexpr(parts):
             with cute.arch.elect_one():
@@ -754,8 +756,14 @@ def multiply(acc: cute.Tensor, factor: Float32):
 # ------------------------------------------------------------------------------------------------------ kernel and host
 
 
-ORDERS: dict[bool, Any] = {False: KeysFirst, True: FirstKeysFirst}
-"""causal -> order of the CTAs. In both a key block starts before those behind it, for which it never waits."""
+ORDERS: dict[tuple[bool, bool], Any] = {
+    (False, False): KeysFirst,
+    (False, True): FirstKeysFirst,  # few key blocks of one head at a time: fewer that must wait for one another
+    (True, False): FirstKeysFirst,
+    (True, True): LastKeysFirst,
+}
+"""(causal, deterministic) -> order of the CTAs. With sums in a fixed order a CTA may wait only for one that starts
+earlier, so ranks (`parts/key_mask.py`) follow it."""
 
 
 class Backward:
@@ -770,7 +778,7 @@ class Backward:
         check_backward(key.config)
         self.smem_bytes = 0  # what the storage takes, known once the kernel has been traced
         self.mask = KEY_MASKS[key.config.causal]
-        self.order = FirstKeysFirst if key.deterministic else ORDERS[key.config.causal]
+        self.order = ORDERS[key.config.causal, key.deterministic]
 
     @cute.jit
     def __call__(
@@ -805,8 +813,6 @@ class Backward:
         group = q.shape[2] // k.shape[2]
         row_bytes = (c.head_dim + c.head_dim_v) * plan.dtype.width // 8 + (c.head_dim + 2) * Float32.width // 8
         head_bytes = cutlass.Int64(q.shape[1]) * (row_bytes * group)
-        if cutlass.const_expr(self.key.deterministic):
-            head_bytes = cutlass.Int64(1)  # one section: fewest key blocks of a head at a time that wait for each other
         n_blocks = cute.ceil_div(k.shape[1], c.tile_n)
         space = TileSpace.over(n_blocks, k.shape[2], k.shape[2], k.shape[0], head_bytes)
         self.kernel(operands, space, group, q.shape[1], k.shape[1], scale_log2, scale).launch(
@@ -857,8 +863,10 @@ class Backward:
                 Load(plan, operands, rings, shared, walk).run()
             if cutlass.const_expr("dq" in rings):
                 if warp_index == 1:
-                    way_in = InOrder if self.key.deterministic else FirstStores
-                    turnstile = way_in(operands.turns[None, None, tile.batch], tile.n_block)
+                    counters = operands.turns[None, None, tile.batch]
+                    turnstile = FirstComes(counters)
+                    if cutlass.const_expr(self.key.deterministic):
+                        turnstile = InOrder(counters, mask, tile.n_block, first, c.dq_parts * c.dq_rounds)
                     parts = tuple(rings["dq"].of_producer(Int32(i)) for i in range(c.dq_parts))
                     DQWriter(c, parts, operands.mdQ, shared["dq"], turnstile, walk).run()
         else:

@@ -16,6 +16,7 @@ from cutlass import Float32, Int32
 
 from fa3.config.backward import BackwardKey
 
+from .parts.blocks import BlockSpace
 from .parts.pieces import PIECE, load_piece
 from .parts.tma import sequence_major
 
@@ -49,9 +50,9 @@ class BackwardPrepare:
         stream,
     ):
         batch, heads, rows = lse_log2.shape
-        grid = [rows // self.key.config.tile_m, heads, batch]
-        self.kernel(sequence_major(o), sequence_major(do), lse, dlse, lse_log2, delta, dq_accum, turns).launch(
-            grid=grid, block=[THREADS, 1, 1], min_blocks_per_mp=1, stream=stream
+        blocks = BlockSpace.over(rows // self.key.config.tile_m, heads, batch)
+        self.kernel(sequence_major(o), sequence_major(do), lse, dlse, lse_log2, delta, dq_accum, turns, blocks).launch(
+            grid=[blocks.count, 1, 1], block=[THREADS, 1, 1], min_blocks_per_mp=1, stream=stream
         )
 
     @cute.kernel
@@ -65,25 +66,27 @@ class BackwardPrepare:
         mD: cute.Tensor,
         mdQ: cute.Tensor | None,
         turns: cute.Tensor | None,
+        blocks: BlockSpace,
     ):
         cute.arch.griddepcontrol_launch_dependents()  # the backward may set up; it waits for this grid's end
-        m_block, head, batch = cute.arch.block_idx()
+        number, _, _ = cute.arch.block_idx()
+        m_block, head, batch = blocks.block(number)
         thread, _, _ = cute.arch.thread_idx()
         tile_m = self.key.config.tile_m
         gO, gdO = mO[None, None, head, batch], mdO[None, None, head, batch]
         for i in cutlass.range_constexpr(tile_m // self.rows):
             row = m_block * tile_m + i * self.rows + thread // self.lanes
-            self._row(gO, gdO, mLSE, mdLSE, mLSE_log2, mD, row, thread % self.lanes)
+            mine = tuple(rows[batch, head, None] for rows in (mLSE, mdLSE, mLSE_log2, mD))
+            self._row(gO, gdO, *mine, row, thread % self.lanes)
         if cutlass.const_expr("q" in self.key.wanted):
             if thread == 0:
                 turns[batch, head, m_block] = Int32(0)
-            if self._is_to_be_cleared(mLSE, m_block):
+            if self._is_to_be_cleared(mLSE[batch, head, None], m_block):
                 self._clear(mdQ[batch, head, m_block, None, None], thread)
 
     @cute.jit
-    def _row(self, gO, gdO, mLSE, mdLSE, mLSE_log2, mD, row: Int32, lane: Int32):
+    def _row(self, gO, gdO, gLSE, gdLSE, gLSE_log2, gD, row: Int32, lane: Int32):
         """The two numbers of one row, from its `lanes` lanes."""
-        _, head, batch = cute.arch.block_idx()
         product = Float32(0.0)
         if row < gO.shape[0] and lane * PIECE < gO.shape[1]:
             o, do = load_piece(gO, row, lane * PIECE), load_piece(gdO, row, lane * PIECE)
@@ -94,24 +97,23 @@ class BackwardPrepare:
         if lane == 0:
             lse, delta = Float32(math.inf), Float32(0.0)
             if row < gO.shape[0]:
-                natural = mLSE[batch, head, row]
+                natural = gLSE[row]
                 if natural > -math.inf:
                     lse = natural * LOG2_E
                     delta = product
                     if cutlass.const_expr(self.key.dlse):
-                        delta = product - mdLSE[batch, head, row]
-            mLSE_log2[batch, head, row] = lse
-            mD[batch, head, row] = delta
+                        delta = product - gdLSE[row]
+            gLSE_log2[row] = lse
+            gD[row] = delta
 
     @cute.jit
-    def _is_to_be_cleared(self, mLSE: cute.Tensor, m_block: Int32):
+    def _is_to_be_cleared(self, gLSE: cute.Tensor, m_block: Int32):
         """Where the dQ writer stores the first part of a sum, a block that no key block sees: its last row, which sees
         the most keys, has LSE = -inf. (So has a row with scores of -inf alone, for which clearing does no harm.)"""
         clear = True
         if cutlass.const_expr(self.key.config.dq_store == "staged"):
-            _, head, batch = cute.arch.block_idx()
-            last = cutlass.min((m_block + 1) * self.key.config.tile_m, mLSE.shape[2]) - 1
-            clear = mLSE[batch, head, last] == -math.inf
+            last = cutlass.min((m_block + 1) * self.key.config.tile_m, gLSE.shape[0]) - 1
+            clear = gLSE[last] == -math.inf
         return clear
 
     @cute.jit

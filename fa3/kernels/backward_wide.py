@@ -8,14 +8,15 @@ of `backward.py`; this file replaces the math warpgroups' part.
     S = Q K^T    64 queries by the warpgroup's keys       A Q, B K           P -> shared memory, transposed
     dP = dO V^T  the same                                 A dO, B V          dS -> shared memory, transposed
     dV^T += dO^T P, dK^T += Q^T dS                        A dO, Q; B P, dS
-    dQ^T = K^T dS^T                                       A K, B dS          64 dimensions at a time
+    dQ^T = K^T dS^T                                       A K, B dS          once or twice 64 dimensions
 
 Steps of a query block::
 
-    tensor cores   S | dP      |                      | dV  | dQ | dK  | dQ ...
-    the rest           P = ..    dS = .., both to smem  meet       dQ out
+    tensor cores   S | dP      |                      | dQ | dV  | dK  | dQ ...
+    the rest           P = ..    dS = .., both to smem  meet     dQ out       dQ out
 
-The warpgroups meet twice in a step: before P and dS are overwritten, and when they are complete.
+The warpgroups meet twice in a step: before P and dS are overwritten, and when they are complete. The first dQ comes
+first, so that the dQ writer has the time of the other GEMMs to bring it out.
 """
 
 from dataclasses import dataclass
@@ -256,19 +257,20 @@ class Math:
         self.everyone.join()  # all GEMMs that read the P and dS of the last step are done
         self.scores.share()
         self.everyone.join()
-        self.dv.start(do)
         self.dq.start(0)
+        self.dv.start(do)
+        self.dk.start(q)
+        wait_gemms(2)
+        out = self.dq.put(0, out, m_block, head)
         wait_gemms(1)
         self.rings["do"].release(do)
-        self.dk.start(q)
-        wait_gemms(1)
-        out = self.dq.put(0, out, m_block, head)
-        for i in cutlass.range_constexpr(1, self.dq.slabs):
-            self.dq.start(i)
-            wait_gemms(0)
-            out = self.dq.put(i, out, m_block, head)
-        wait_gemms(0)
+        if cutlass.const_expr(self.dq.slabs > 1):
+            self.dq.start(1)
+        wait_gemms(self.dq.slabs - 1)
         self.rings["q"].release(q)
+        if cutlass.const_expr(self.dq.slabs > 1):
+            wait_gemms(0)
+            out = self.dq.put(1, out, m_block, head)
         return out
 
 
@@ -597,7 +599,7 @@ class ThroughShared:
         if cutlass.const_expr("k" in plan.wanted):
             dk = KeyGradient.of(plan.dk, plan.dk_share, shared["q t"], shared["ds"][None, None, 0], own)
         if cutlass.const_expr("q" in plan.wanted):
-            way = _way_of_dq(plan, operands, rings, shared, walk, own, ordered)
+            way = _way_of_dq(plan, operands, rings, shared, mask, walk, own, ordered)
             dq = QueryGradient.of(plan, shared, way, walk.tile.batch, own)
         Math(plan, rings, scores, dv, dk, dq, everyone, mask, walk, scale_log2, own).run()
         for acc in dk.acc:
@@ -621,14 +623,14 @@ class ThroughShared:
 
 
 def _way_of_dq(
-    plan: WidePlan, operands: Operands, rings, shared, walk: Walk, own: Int32, ordered: bool
+    plan: WidePlan, operands: Operands, rings, shared, mask, walk: Walk, own: Int32, ordered: bool
 ) -> StagedDQ | DirectDQ:
     c = plan.config
     if c.dq_store == "staged":
         return StagedDQ.of(c, rings["dq"], shared["dq"], own)
     counters = operands.turns[None, None, walk.tile.batch]
     alone = WarpgroupBarrier(plan.barriers.first("rows"), own)
-    turnstile = WarpgroupTurnstile(counters, walk.tile.n_block, c.math_warpgroups, alone)
+    turnstile = WarpgroupTurnstile(counters, mask, walk.tile.n_block, c.math_warpgroups, alone)
     return DirectDQ(operands.mdQ, turnstile if ordered else NoTurnstile(), c.dq_slices // c.math_warpgroups)
 
 

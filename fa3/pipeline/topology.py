@@ -22,8 +22,8 @@ class Edge:
     """A ring from `producer` to `consumers`. `bytes` per filling when the copy engine fills it, 0 when threads do.
 
     `private`: each consumer has stages of its own (stage i belongs to consumer i, which alone frees it), instead of all
-    consumers reading every stage. `producer` may name several roles: the stages are then dealt out to them, the first ones to
-    the first role.
+    consumers reading every stage. `producer` may name several roles: the stages are then dealt out to them, the first
+    ones to the first role.
     """
 
     name: str

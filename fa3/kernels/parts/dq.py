@@ -109,7 +109,7 @@ def vectors_of_thread(dq_slice: cute.Pointer, count: int) -> cute.Tensor:
 
 @dataclass(frozen=True)
 class StagedDQ:
-    """Piece by piece into this warpgroup's stages of shared memory, for the dQ writer, who adds them to global memory."""
+    """Piece by piece into this warpgroup's stages of shared memory, for the dQ writer."""
 
     ring: Ring
     """The warpgroup's part of the edge."""

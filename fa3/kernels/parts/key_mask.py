@@ -34,6 +34,10 @@ class AllQueries:
         """The first query block of which some row sees some key of this key block."""
         return Int32(0)
 
+    def rank(self, n_block: Int32, m_block: Int32):
+        """How many of the key blocks that a query block sees come before this one in a fixed order of sums."""
+        return n_block
+
     @cute.jit
     def cut_blocks(self, n_block: Int32):
         """How many query blocks, from the first one on, need `hide`."""
@@ -72,6 +76,12 @@ class LaterQueries:
 
     def first_block(self, n_block: Int32):
         return cutlass.max(self._seen_from(n_block * self.tile_n), 0) // self.tile_m
+
+    def rank(self, n_block: Int32, m_block: Int32):
+        """From the diagonal to the first key: the order in which CTAs that start together come by."""
+        last_row = cutlass.min((m_block + 1) * self.tile_m, self.seqlen_q) - 1
+        last_key = last_row + self.seqlen_k - self.seqlen_q
+        return last_key // self.tile_n - n_block
 
     @cute.jit
     def cut_blocks(self, n_block: Int32):

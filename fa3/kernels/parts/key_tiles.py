@@ -48,6 +48,19 @@ class FirstKeysFirst:
         return _tile(space, head, block)
 
 
+@dataclass(frozen=True)
+class LastKeysFirst:
+    """Causal, for sums in a fixed order: the shortest first, so that each CTA meets a query block just after the CTA
+    that it must wait for."""
+
+    space: TileSpace
+
+    @cute.jit
+    def tile(self, number: Int32):
+        tile = FirstKeysFirst(self.space).tile(number)
+        return KeyTile(self.space.m_blocks.divisor - 1 - tile.n_block, tile.head, tile.batch)
+
+
 def _tile(space: TileSpace, head_of_all: Int32, n_block: Int32):
     batch, head = divmod(head_of_all, space.heads)
     return KeyTile(n_block, head, batch)
