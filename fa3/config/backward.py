@@ -10,10 +10,11 @@ from .types import ROWS_OF_WARPGROUP, DType, KernelKey
 Design = Literal["registers", "shared"]
 DQGemm = Literal["transposed", "rows", "lone"]
 DQStore = Literal["staged", "direct"]
+DQStart = Literal["cleared", "stored"]
 Part = Literal["backward_prepare", "backward", "backward_finish"]
 Wanted = Literal["q", "k", "v", "qk", "qv", "kv", "qkv"]
 """Which of dQ, dK and dV are computed."""
-BACKWARD_STRATEGY_FIELDS = {"design": Design, "dq_gemm": DQGemm, "dq_store": DQStore}
+BACKWARD_STRATEGY_FIELDS = {"design": Design, "dq_gemm": DQGemm, "dq_store": DQStore, "dq_start": DQStart}
 PARTS: tuple[Part, ...] = ("backward_prepare", "backward", "backward_finish")
 ALL: Wanted = "qkv"
 
@@ -43,11 +44,16 @@ class BackwardConfig:
     """With one, the warpgroups meet twice in every step: before dS is overwritten, and when it is complete."""
     overlap_dq: bool = True
     """Whether dQ is started while dV is under way; not where registers are too few to keep both."""
+    dv_before_ds: bool = True
+    """Whether dV is started before dS is computed; not where registers are too few for P in both precisions."""
     dq_gemm: DQGemm = "transposed"
     """Who computes what of dQ. `transposed`: dQ^T = K^T dS^T, each warpgroup 64 of the dimensions. `rows`: dQ = dS K,
     each warpgroup 64 of the rows. `lone`: dQ = dS K by the first warpgroup."""
     dq_store: DQStore = "staged"
     """`staged`: through shared memory, added by the dQ writer. `direct`: 16-byte reductions from registers."""
+    dq_start: DQStart = "cleared"
+    """What the sum of dQ starts from. `cleared`: zeros of `backward_prepare`. `stored`: the part of the CTA that comes
+    first, which spares the zeros; the others must wait for it."""
     dq_pieces: int = 1
     """Pieces in which a slice of dQ goes through shared memory."""
     stages_dq: int = 1
@@ -117,8 +123,8 @@ class BackwardKey:
         flags = "_dlse" * self.dlse + "_ordered" * self.deterministic + only
         return (
             f"{self.part}_{self.dtype}_{dims}_{mask}_m{c.tile_m}n{c.tile_n}"
-            f"_q{c.stages_q}do{c.stages_do}ds{c.stages_ds}{'o' * c.overlap_dq}_w{c.math_warpgroups}"
-            f"_{c.design}_{c.dq_gemm}_{c.dq_store}{c.dq_pieces}s{c.stages_dq}{flags}"
+            f"_q{c.stages_q}do{c.stages_do}ds{c.stages_ds}{'o' * c.overlap_dq}{'v' * c.dv_before_ds}"
+            f"_w{c.math_warpgroups}_{c.design}_{c.dq_gemm}_{c.dq_store}_{c.dq_start}{c.dq_pieces}s{c.stages_dq}{flags}"
         )
 
     def as_dict(self) -> dict[str, object]:

@@ -113,6 +113,10 @@ def check_backward(config: BackwardConfig) -> BackwardConfig:
     for name in ("head_dim", "head_dim_v"):
         if getattr(c, name) % 32 or not 32 <= getattr(c, name) <= 256:
             raise ValueError(f"{name} is {getattr(c, name)}; a tile is padded to a multiple of 32 up to 256")
+    if c.dq_store == "direct" and c.dq_start != "cleared":
+        raise ValueError(
+            f"dq_store is 'direct': only the dQ writer can store the first part, dq_start is {c.dq_start!r}"
+        )
     backward_registers(c)
     backward_smem(c)
     return c

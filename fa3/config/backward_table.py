@@ -10,11 +10,11 @@ from .table import MAX_HEAD_DIM
 WIDE: dict[str, Any] = {"design": "shared", "tile_m": 64, "stages_ds": 1}
 
 BACKWARD: tuple[BackwardConfig, ...] = (
-    BackwardConfig(64, 64, causal=False, tile_m=128, tile_n=128, dq_gemm="rows"),
-    BackwardConfig(64, 64, causal=True, tile_m=128, tile_n=128, dq_gemm="rows"),
+    BackwardConfig(64, 64, causal=False, tile_m=128, tile_n=128, dv_before_ds=False, dq_gemm="rows"),
+    BackwardConfig(64, 64, causal=True, tile_m=128, tile_n=128, dv_before_ds=False, dq_gemm="rows"),
     BackwardConfig(96, 96, causal=False, tile_m=64, tile_n=128, dq_gemm="lone"),
     BackwardConfig(96, 96, causal=True, tile_m=64, tile_n=128, dq_gemm="lone"),
-    BackwardConfig(128, 128, causal=False, tile_m=80, tile_n=128, overlap_dq=False),
+    BackwardConfig(128, 128, causal=False, tile_m=80, tile_n=128, overlap_dq=False, dv_before_ds=False),
     BackwardConfig(128, 128, causal=True, tile_m=64, tile_n=128),
     BackwardConfig(192, 128, causal=False, tile_n=96, math_warpgroups=3, **WIDE),
     BackwardConfig(192, 128, causal=True, tile_n=96, math_warpgroups=3, **WIDE),

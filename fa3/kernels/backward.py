@@ -61,7 +61,7 @@ from .parts.key_tiles import FirstKeysFirst, KeysFirst, KeyTile, LastKeysFirst
 from .parts.lanes import ROWS_OF_THREAD, place_in_quad, thread_of_warpgroup
 from .parts.tiles import TileSpace
 from .parts.tma import TmaOperand, load_operand, partition, sequence_major, store_operand_if_wanted
-from .parts.turnstile import FirstComes, InOrder
+from .parts.turnstile import AnyOrder, FirstComes, InOrder
 
 # --------------------------------------------------------------------------------------- shared memory, edges, barriers
 
@@ -415,11 +415,15 @@ class Math:
     def _gradients(self, q: Cursor, do: Cursor, ds: Cursor, out: Cursor):
         """dS = P * (dP - D); dV += P^T dO; dQ = dS K; dK += dS^T Q. Returns the cursor of the next dQ."""
         gemms = self.gemms
+        early = self.plan.config.dv_before_ds
         gemms.take_p()
-        wait_gemms(0)
+        if cutlass.const_expr(early):
+            gemms.start_dv(do)
+        wait_gemms(1 if early else 0)
         self.rows.score_gradients(gemms.acc_S, gemms.acc_dP, do)
         gemms.take_ds()
-        gemms.start_dv(do)
+        if cutlass.const_expr(not early):
+            gemms.start_dv(do)
         self.exchange.share(gemms.rdS, ds)
         if cutlass.const_expr(not self.plan.config.overlap_dq):
             wait_gemms(0)
@@ -756,6 +760,7 @@ def multiply(acc: cute.Tensor, factor: Float32):
 # ------------------------------------------------------------------------------------------------------ kernel and host
 
 
+DQ_STARTS: dict[str, Any] = {"cleared": AnyOrder, "stored": FirstComes}
 ORDERS: dict[tuple[bool, bool], Any] = {
     (False, False): KeysFirst,
     (False, True): FirstKeysFirst,  # few key blocks of one head at a time: fewer that must wait for one another
@@ -864,7 +869,7 @@ class Backward:
             if cutlass.const_expr("dq" in rings):
                 if warp_index == 1:
                     counters = operands.turns[None, None, tile.batch]
-                    turnstile = FirstComes(counters)
+                    turnstile = DQ_STARTS[c.dq_start](counters)
                     if cutlass.const_expr(self.key.deterministic):
                         turnstile = InOrder(counters, mask, tile.n_block, first, c.dq_parts * c.dq_rounds)
                     parts = tuple(rings["dq"].of_producer(Int32(i)) for i in range(c.dq_parts))

@@ -60,7 +60,7 @@ class BackwardFinish:
     ):
         c, layout = self.key.config, self._layout()
         number, _, _ = cute.arch.block_idx()
-        m_block, head, batch = blocks.block(number)
+        m_block, head, batch = blocks.block(blocks.count - 1 - number)  # what came last is still in the L2 cache
         warp_index = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if warp_index == 0:
             cpasync.prefetch_descriptor(target.atom)

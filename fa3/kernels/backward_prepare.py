@@ -70,7 +70,7 @@ class BackwardPrepare:
     ):
         cute.arch.griddepcontrol_launch_dependents()  # the backward may set up; it waits for this grid's end
         number, _, _ = cute.arch.block_idx()
-        m_block, head, batch = blocks.block(number)
+        m_block, head, batch = blocks.block(blocks.count - 1 - number)  # the backward starts with what came last
         thread, _, _ = cute.arch.thread_idx()
         tile_m = self.key.config.tile_m
         gO, gdO = mO[None, None, head, batch], mdO[None, None, head, batch]
@@ -108,10 +108,10 @@ class BackwardPrepare:
 
     @cute.jit
     def _is_to_be_cleared(self, gLSE: cute.Tensor, m_block: Int32):
-        """Where the dQ writer stores the first part of a sum, a block that no key block sees: its last row, which sees
-        the most keys, has LSE = -inf. (So has a row with scores of -inf alone, for which clearing does no harm.)"""
+        """Where the first part of a sum is stored, only a block that no key block sees: its last row, which sees the
+        most keys, has LSE = -inf. (So has a row with scores of -inf alone, for which clearing does no harm.)"""
         clear = True
-        if cutlass.const_expr(self.key.config.dq_store == "staged"):
+        if cutlass.const_expr(self.key.config.dq_start == "stored"):
             last = cutlass.min((m_block + 1) * self.key.config.tile_m, gLSE.shape[0]) - 1
             clear = gLSE[last] == -math.inf
         return clear

@@ -1,7 +1,7 @@
 """Who may add to dQ, and when.
 
 There is a counter in global memory for each query block, head and batch, 0 at first. With it the key blocks that the
-query block sees agree on who is first (`FirstComes`), or on an order (`InOrder`).
+query block sees agree on who is first (`FirstComes`), or on an order (`InOrder`), if they have to (`AnyOrder`).
 """
 
 from dataclasses import dataclass
@@ -22,9 +22,31 @@ from .lanes import thread_of_warpgroup
 
 
 @dataclass(frozen=True)
+class AnyOrder:
+    """For a warp that writes by bulk operations of its elected lane: all add their parts to zeros, whenever they come."""
+
+    counters: cute.Tensor
+    """(m_block, head), int32; nobody counts."""
+
+    def wait(self, m_block: Int32, head: Int32) -> bool:
+        """Until this CTA may put its part there. Returns whether it is the first, which stores its part."""
+        return False
+
+    def put(self, target: cute.Pointer, source: cute.Pointer, count: int, is_first: bool):
+        """One thread: `count` fp32 numbers of shared memory."""
+        add_to_global(target, source, count)
+
+    def give(self, m_block: Int32, head: Int32, is_first: bool):
+        """All of this CTA's part is on its way."""
+
+    def close(self, m_block: Int32, head: Int32):
+        """After the last query block of a head."""
+
+
+@dataclass(frozen=True)
 class FirstComes:
-    """For a warp that writes by bulk operations of its elected lane. The CTA that comes first stores its part, so that
-    nothing has to be cleared before; the others wait until it has, and add theirs in any order.
+    """As `AnyOrder`, but the CTA that comes first stores its part, so that nothing has to be cleared before; the others
+    wait until it has.
 
     A counter is 0 until someone has come, then 1, and 2 when the first part is there.
     """
@@ -35,7 +57,6 @@ class FirstComes:
     @call_site
     @cute.jit
     def wait(self, m_block: Int32, head: Int32):
-        """Until this CTA may put its part there. Returns whether it is the first."""
         before = Int32(0)
         if cute.arch.lane_idx() == 0:
             place = _place(self.counters, m_block, head)
@@ -47,24 +68,22 @@ class FirstComes:
 
     @cute.jit
     def put(self, target: cute.Pointer, source: cute.Pointer, count: cutlass.Constexpr, is_first):
-        """One thread: `count` fp32 numbers of shared memory."""
         put_bulk(target, source, count, is_first)
 
     @call_site
     @cute.jit
     def give(self, m_block: Int32, head: Int32, is_first):
-        """All of this CTA's part is on its way."""
         if is_first:
             with cute.arch.elect_one():
                 count_when_complete(_place(self.counters, m_block, head), 0)
 
     def close(self, m_block: Int32, head: Int32):
-        """After the last query block of a head."""
+        pass
 
 
 @dataclass(frozen=True)
 class InOrder:
-    """As `FirstComes`, but in a fixed order, so that every run gives the same bits.
+    """As `FirstComes`, but all in a fixed order, so that every run gives the same bits.
 
     A counter says how many key blocks have put their part there. A CTA waits until that is its rank among those that
     the query block sees. Ranks follow the order in which CTAs start: whoever is waited for is running or done.
