@@ -19,6 +19,8 @@ ROWS_ALIGNMENT = 128
 VECTORS = 512
 """fp32 numbers in 16 bytes of every thread of a warpgroup."""
 
+FEWER_ACCUMULATORS = RegisterBudget(load=40, math=232, math_warpgroups=2)
+
 
 def backward_schedule(config: BackwardConfig) -> RoleSchedule:
     """`load` and `dq_writer` share a warpgroup; then one `math` warpgroup for each 64 keys."""
@@ -88,12 +90,16 @@ def _exchanged(c: BackwardConfig) -> dict[str, int]:
     return {"p": one, "ds": one}
 
 
-def backward_registers(config: BackwardConfig) -> RegisterBudget:
-    """The shares of the warpgroup of `load` and `dq_writer`, and of the math warpgroups."""
+def backward_registers(config: BackwardConfig, wanted: Wanted = ALL) -> RegisterBudget:
+    """The shares of the warpgroup of `load` and `dq_writer`, and of the math warpgroups.
+
+    Without dK or dV two math warpgroups lack an accumulator. Some of its registers go to the load warps, which without
+    them spill in some of these kernels.
+    """
     groups = config.math_warpgroups
     if groups not in BUDGETS:
         raise ValueError(f"math_warpgroups is {groups}; budgets exist for {list(BUDGETS)}")
-    return BUDGETS[groups]
+    return BUDGETS[groups] if groups != 2 or {"k", "v"} <= set(wanted) else FEWER_ACCUMULATORS
 
 
 def check_backward(config: BackwardConfig) -> BackwardConfig:
