@@ -113,12 +113,12 @@ def check_backward(config: BackwardConfig) -> BackwardConfig:
             raise ValueError(f"{name} is {getattr(c, name)}; there is at least one")
     if c.tile_m % 16 or not 16 <= c.tile_m <= 128:
         raise ValueError(f"tile_m is {c.tile_m}; it must be a multiple of 16 from 16 to 128")
-    if c.dq_slice % (c.dq_pieces * VECTORS):
-        raise ValueError(f"dq_pieces is {c.dq_pieces}; a slice of {c.dq_slice} has pieces of a multiple of {VECTORS}")
     (_check_registers if c.design == "registers" else _check_shared)(c)
     for name in ("head_dim", "head_dim_v"):
         if getattr(c, name) % 32 or not 32 <= getattr(c, name) <= 256:
             raise ValueError(f"{name} is {getattr(c, name)}; a tile is padded to a multiple of 32 up to 256")
+    if c.dq_slice % (c.dq_pieces * VECTORS):
+        raise ValueError(f"dq_pieces is {c.dq_pieces}; a slice of {c.dq_slice} has pieces of a multiple of {VECTORS}")
     backward_registers(c)
     backward_smem(c)
     return c

@@ -39,7 +39,7 @@ case = pytest.mark.parametrize(
 @case
 def test_as_sound_as_the_whole(config, wanted):
     _, report = compiled(config, wanted)
-    assert (report.spill_bytes, report.stack_bytes, report.warnings, report.frozen_waits) == (0, 0, (), ())
+    assert (report.spill_bytes, report.stack_bytes, report.warnings) == (0, 0, ())
     budget = backward_registers(config, wanted)
     assert report.setmaxnreg == {"dec": (budget.load,), "inc": (budget.math,)}
     assert report.smem_bytes == backward_smem(config, wanted).total_bytes <= backward_smem(config).total_bytes
