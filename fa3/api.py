@@ -172,17 +172,18 @@ def explain(
     """What `flash_attn_func` would run for these arguments, without running, loading or compiling it.
 
     The tensors may be on any device, `meta` included. They are checked as for a call, apart from their device. Where
-    one of them requires a gradient (and grad mode is on), `backward` has the kernels of the backward as well.
+    one of them requires a gradient (and grad mode is on), `backward` has the kernels for these gradients as well.
     """
     problem = launch.Problem.of(q, k, v, softmax_scale, causal, window_size, softcap)
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         checks.legal_strides(name, tensor)
     if problem.is_empty:
         return Explanation(None, {}, "no launch")
-    backward = launch_backward.Problem(problem, tuple(k.shape), tuple(v.shape), False, deterministic)
-    differentiated = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
-    later = tuple(_explanation(key) for key in backward.keys) if differentiated else ()
-    return replace(_explanation(problem.key), backward=later)
+    wanted = ops.WANTED[tuple(torch.is_grad_enabled() and t.requires_grad for t in (q, k, v))]
+    if wanted is None:
+        return _explanation(problem.key)
+    backward = launch_backward.Problem(problem, tuple(k.shape), tuple(v.shape), False, deterministic, wanted)
+    return replace(_explanation(problem.key), backward=tuple(map(_explanation, backward.keys)))
 
 
 def _explanation(key: AnyKey) -> Explanation:

@@ -131,7 +131,7 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> Any:
-        return *_gradients(ctx, do, dlse), None, None
+        return *_gradients(ctx, do, dlse, _awaited(ctx)), None, None
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -142,15 +142,33 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> 
 
 
 def _of_op(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> Any:
-    return *_gradients(ctx, do, dlse), None, None, None
+    return *_gradients(ctx, do, dlse, ctx.needs_input_grad[:3]), None, None, None
 
 
-def _gradients(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> Any:
+_will_run = getattr(torch._C, "_will_engine_execute_node", None)  # not public, so that it may be missing
+
+
+def _awaited(ctx: Any) -> tuple[bool, ...]:
+    """Which of dQ, dK and dV somebody waits for, in eager autograd.
+
+    An input that requires a gradient gets none if `torch.autograd.grad` or `backward(inputs=...)` ask for others only.
+    The engine then does not run the node behind it; about leaves it cannot be asked, and theirs are computed.
+    """
+    needed: tuple[bool, ...] = ctx.needs_input_grad[:3]
+    if _will_run is None:
+        return needed
+    nodes = [node for node, _ in ctx.next_functions[:3]]
+    return tuple(
+        need and (type(node).__name__ == "AccumulateGrad" or _will_run(node))
+        for need, node in zip(needed, nodes, strict=True)
+    )
+
+
+def _gradients(ctx: Any, do: Tensor | None, dlse: Tensor | None, asked: tuple[bool, ...]) -> Any:
     """Those of (q, k, v) that are asked for, else None."""
-    if do is None and dlse is None:
+    if (do is None and dlse is None) or not any(asked):
         return None, None, None
     q, k, v, o, lse = ctx.saved_tensors
-    asked = [bool(each) for each in ctx.needs_input_grad[:3]]
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (do, dlse)):
         raise NotImplementedError(NO_SECOND_DERIVATIVE)
     if do is None:

@@ -19,6 +19,8 @@ ROWS_ALIGNMENT = 128
 VECTORS = 512
 """fp32 numbers in 16 bytes of every thread of a warpgroup."""
 
+FEWER_ACCUMULATORS = RegisterBudget(load=40, math=232, math_warpgroups=2)
+
 
 def backward_schedule(config: BackwardConfig) -> RoleSchedule:
     """`load` and `dq_writer` share a warpgroup; then one `math` warpgroup for each 64 keys."""
@@ -88,12 +90,16 @@ def _exchanged(c: BackwardConfig) -> dict[str, int]:
     return {"p": one, "ds": one}
 
 
-def backward_registers(config: BackwardConfig) -> RegisterBudget:
-    """The shares of the warpgroup of `load` and `dq_writer`, and of the math warpgroups."""
+def backward_registers(config: BackwardConfig, wanted: Wanted = ALL) -> RegisterBudget:
+    """The shares of the warpgroup of `load` and `dq_writer`, and of the math warpgroups.
+
+    Without dK or dV two math warpgroups lack an accumulator. Some of its registers go to the load warps, which without
+    them spill in some of these kernels.
+    """
     groups = config.math_warpgroups
     if groups not in BUDGETS:
         raise ValueError(f"math_warpgroups is {groups}; budgets exist for {list(BUDGETS)}")
-    return BUDGETS[groups]
+    return BUDGETS[groups] if groups != 2 or {"k", "v"} <= set(wanted) else FEWER_ACCUMULATORS
 
 
 def check_backward(config: BackwardConfig) -> BackwardConfig:
@@ -107,8 +113,6 @@ def check_backward(config: BackwardConfig) -> BackwardConfig:
             raise ValueError(f"{name} is {getattr(c, name)}; there is at least one")
     if c.tile_m % 16 or not 16 <= c.tile_m <= 128:
         raise ValueError(f"tile_m is {c.tile_m}; it must be a multiple of 16 from 16 to 128")
-    if c.dq_slice % (c.dq_pieces * VECTORS):
-        raise ValueError(f"dq_pieces is {c.dq_pieces}; a slice of {c.dq_slice} has pieces of a multiple of {VECTORS}")
     (_check_registers if c.design == "registers" else _check_shared)(c)
     for name in ("head_dim", "head_dim_v"):
         if getattr(c, name) % 32 or not 32 <= getattr(c, name) <= 256:
@@ -117,6 +121,8 @@ def check_backward(config: BackwardConfig) -> BackwardConfig:
         raise ValueError(
             f"dq_store is 'direct': only the dQ writer can store the first part, dq_start is {c.dq_start!r}"
         )
+    if c.dq_slice % (c.dq_pieces * VECTORS):
+        raise ValueError(f"dq_pieces is {c.dq_pieces}; a slice of {c.dq_slice} has pieces of a multiple of {VECTORS}")
     backward_registers(c)
     backward_smem(c)
     return c

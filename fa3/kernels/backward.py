@@ -861,7 +861,7 @@ class Backward:
         tile = self.order(space).tile(number)
         first = mask.first_block(tile.n_block)
         walk = Walk(tile, tile.head * group, group, first, cute.ceil_div(seqlen_q, c.tile_m) - first)
-        budget = backward_registers(c)
+        budget = backward_registers(c, self.key.wanted)
         if warp_index < 4:
             cute.arch.setmaxregister_decrease(budget.load)
             if warp_index == 0:

@@ -377,7 +377,9 @@ def test_explain_names_the_kernel_without_a_gpu(stand_in):
 def test_explain_names_the_kernels_of_the_backward(stand_in):
     q, k, v = (meta((1, 70, 2, 72)) for _ in range(3))
     assert fa3.explain(q, k, v).backward == ()
-    q.requires_grad_()
+    k.requires_grad_()
+    assert [each.kernel.split("_bf16")[0] for each in fa3.explain(q, k, v).backward] == ["backward_prepare", "backward"]
+    q.requires_grad_(), v.requires_grad_()
     found = fa3.explain(q, k, v, causal=True, deterministic=True)
     names = [each.kernel for each in found.backward]
     assert [n.split("_bf16")[0] for n in names] == ["backward_prepare", "backward", "backward_finish"]

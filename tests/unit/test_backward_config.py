@@ -1,10 +1,11 @@
 """Rows of the backward, their budgets, and what is refused."""
 
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 
-from fa3.config.backward import PARTS, BackwardKey
+from fa3.config.backward import PARTS, BackwardKey, Wanted, backward_keys
 from fa3.config.backward_budget import backward_smem, backward_topology, check_backward
 from fa3.config.backward_table import BACKWARD, backward_config
 from fa3.layouts.smem import SharedMemoryError
@@ -43,7 +44,7 @@ def test_other_widths_are_refused(dim):
         (ROW, {"head_dim": 100}, "head_dim is 100"),
         (WIDE, {"tile_m": 128}, "tile_m 64"),
         (WIDE, {"tile_n": 88}, "tile_n is 88"),
-        (WIDE, {"dq_store": "staged"}, "cannot have one part each"),
+        (ROW, {"dq_pieces": 3}, "dq_pieces is 3; a slice of 4096"),
     ],
 )
 def test_what_makes_no_sense_is_refused(row, change, words):
@@ -67,9 +68,35 @@ def test_the_writer_waits_for_one_warpgroup_a_stage():
 
 def test_names_tell_kernels_apart():
     keys = [
-        BackwardKey(part, row, dtype, dlse, ordered)
+        BackwardKey(part, row, dtype, dlse, ordered, wanted)
         for part in PARTS for row in BACKWARD for dtype in ("bf16", "fp16")
-        for dlse in (False, True) for ordered in (False, True)
+        for dlse in (False, True) for ordered in (False, True) for wanted in get_args(Wanted)
     ]  # fmt: skip
     assert len({key.name for key in keys}) == len(keys)
     assert backward_smem(ROW)["k"].bytes == 128 * 128 * 2
+
+
+@pytest.mark.parametrize("wanted", get_args(Wanted))
+def test_a_key_holds_what_its_kernel_looks_at(wanted):
+    """`prepare` clears dQ or does not; the order of sums and `finish` are dQ's alone."""
+    keys = backward_keys(ROW, "bf16", wanted, dlse=True, deterministic=True)
+    assert [key.part for key in keys] == list(PARTS[: 2 + ("q" in wanted)])
+    assert keys[0].dlse and keys[0].wanted == ("qkv" if "q" in wanted else "kv")
+    assert keys[1].wanted == wanted and keys[1].deterministic == ("q" in wanted) and not keys[1].dlse
+    assert keys[2:] == (backward_keys(ROW, "bf16")[2:] if "q" in wanted else ())
+
+
+@pytest.mark.parametrize("row", [ROW, WIDE], ids=str)
+def test_fewer_gradients_need_less(row):
+    """Without dQ there are no edge and no room for it; in design `shared` P serves dV, and dS the other two."""
+
+    def buffers(wanted):
+        return {field.name for field in backward_smem(row, wanted).fields}
+
+    assert "dq" in buffers("qkv") and "dq" not in buffers("kv")
+    assert {plan.edge.name for plan in backward_topology(row, "kv").plans} == {"k", "v", "q", "do"}
+    if row.design == "shared":
+        assert ("p" in buffers("qk"), "ds" in buffers("qk")) == (False, True)
+        assert ("p" in buffers("v"), "ds" in buffers("v")) == (True, False)
+    else:
+        assert "ds" in buffers("q") and "ds" not in buffers("kv")

@@ -5,8 +5,10 @@ On the CPU the stand-in computes; the last section runs the real kernels where t
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
+from typing import get_args
 
 import pytest
 import torch
@@ -15,7 +17,8 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fa3
-from fa3 import errors, launch, ops, reference
+from fa3 import errors, launch, launch_backward, ops, reference
+from fa3.config.backward import BackwardKey, Wanted
 
 BF = torch.bfloat16
 assert ops  # it defines torch.ops.fa3
@@ -156,7 +159,7 @@ def close_gradients(found, do, *qkv, **options):
         torch.testing.assert_close(got.double(), want, rtol=2e-2, atol=2e-2)
 
 
-@pytest.mark.parametrize("which", ["q", "k", "v", "qkv"])
+@pytest.mark.parametrize("which", get_args(Wanted))
 def test_gradients_that_are_asked_for(which, stand_in):
     tensors = [t.requires_grad_(name in which) for name, t in zip("qkv", qkv(), strict=True)]
     o, lse = fa3.flash_attn_func(*tensors, return_lse=True)
@@ -170,6 +173,38 @@ def test_gradients_that_are_asked_for(which, stand_in):
             torch.testing.assert_close(tensor.grad.double(), exact, rtol=2e-2, atol=2e-2)
         else:
             assert tensor.grad is None
+    kernels = {key.part: key for key in stand_in.keys if isinstance(key, BackwardKey)}
+    assert kernels["backward"].wanted == which and ("backward_finish" in kernels) == ("q" in which)
+
+
+@pytest.mark.parametrize("which", ["q", "kv"])
+def test_a_graph_asks_for_the_same_gradients(which, stand_in):
+    torch._dynamo.reset()
+    tensors = [t.requires_grad_(name in which) for name, t in zip("qkv", qkv(), strict=True)]
+    f = torch.compile(lambda *t: fa3.flash_attn_func(*t) * 1.0, fullgraph=True, backend="aot_eager")
+    f(*tensors).sum().backward()
+    assert [t.grad is not None for t in tensors] == [name in which for name in "qkv"]
+    assert [key.wanted for key in stand_in.keys if getattr(key, "part", "") == "backward"] == [which]
+
+
+def test_frozen_parts_of_a_model_cost_nothing_more(stand_in):
+    """torch.autograd.grad asks for fewer gradients than there could be. About leaves the engine gives no answer."""
+    q, k, v = qkv(requires_grad=True)
+    o = fa3.flash_attn_func(q * 1, k * 1, v)
+    for inputs, wanted in (((k, v), "kv"), ((v,), "v"), ((q, k, v), "qkv"), ((q,), "qv")):
+        stand_in.keys.clear()
+        launch_backward._plans.clear()
+        found = torch.autograd.grad(o, inputs, torch.ones_like(o), retain_graph=True)
+        assert [g.shape for g in found] == [t.shape for t in inputs]
+        assert [key.wanted for key in stand_in.keys if key.part == "backward"] == [wanted]
+
+
+def test_the_engine_may_keep_to_itself_what_it_runs(stand_in, monkeypatch):
+    monkeypatch.setattr(ops, "_will_run", None)
+    q, k, v = qkv(requires_grad=True)
+    o = fa3.flash_attn_func(q * 1, k * 1, v)
+    (dk,) = torch.autograd.grad(o, k, torch.ones_like(o))
+    assert dk.shape == k.shape and stand_in.keys[-1].wanted == "qkv"
 
 
 @pytest.mark.parametrize("through", ["eager", "op"])
@@ -203,7 +238,12 @@ def test_opcheck_of_the_backward(stand_in):
     o, lse = torch.ops.fa3.forward(q, k, v, 0.3, True)
     options = o.clone(), q, k, v, o, lse, torch.ones_like(lse), 0.3, True
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(torch.ops.fa3.backward.default, options, test_utils=tests)
+    for mask in itertools.product((False, True), repeat=3):
+        arguments = (*options, False, list(mask))
+        torch.library.opcheck(torch.ops.fa3.backward.default, arguments, test_utils=tests)
+        found = torch.ops.fa3.backward(*arguments)
+        for gradient, tensor, wanted in zip(found, (q, k, v), mask, strict=True):
+            assert gradient.shape == (tensor.shape if wanted else (0,)) and gradient.dtype == tensor.dtype
 
 
 def test_the_backward_checks_what_it_gets(stand_in):

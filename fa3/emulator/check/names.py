@@ -269,7 +269,7 @@ class BackwardNames(PlannedNames):
         self.schedule = backward_schedule(key.config)
         self.topology = backward_topology(key.config, key.wanted)
         self.smem = backward_smem(key.config, key.wanted)
-        self.budget = backward_registers(key.config)
+        self.budget = backward_registers(key.config, key.wanted)
         self.events = (("ds", 1), ("rows", key.config.math_warpgroups))
         self.ordered = key.deterministic
 
