@@ -1,7 +1,7 @@
 """How far dQ, dK, dV are from float64, beside every library that imports: `python -m benchmarks.backward_errors`.
 
-Needs a GPU. The cells of the papers' backward table; the slice is the last batch with its first and its last head.
-Exits with 1 if an error of ours is above `WORST_RATIO` times that of the best peer, or if a problem has none of ours.
+Needs a GPU. The cells of the papers' backward table, with the check of `benchmarks.run`, and no timing. Exits with 1 if
+an error of ours is above `WORST_RATIO` times that of the best peer, or if a problem has none of ours.
 """
 
 from __future__ import annotations
@@ -19,13 +19,11 @@ import torch
 
 from benchmarks import environment, peers, results
 from benchmarks.problems import DTYPES, Problem, paper_problem
-from fa3 import reference
 from fa3._providers import OURS, Provider
 
 NAMES = ("dq", "dk", "dv")
 WORST_RATIO = 1.05
 
-Tensors = tuple[torch.Tensor, ...]
 Errors = dict[str, float]
 """Gradient -> |got - float64| / |float64|, Frobenius norms over the slice."""
 
@@ -59,48 +57,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def measure(problem: Problem, providers: Sequence[Provider], device: str = "cuda") -> results.Row:
     """Every provider's gradients of one problem against float64."""
-    q, k, v = problem.inputs(0, device)
-    generator = torch.Generator(device=device).manual_seed(1)
-    do = torch.randn((*q.shape[:3], v.shape[3]), generator=generator, device=device, dtype=q.dtype)
-    exact = float64_gradients(do, q, k, v, problem.causal)
-    errors: dict[str, Errors] = {}
-    failures: dict[str, str] = {}
-    for provider in providers:
-        try:
-            errors[provider.name] = errors_of(gradients(provider, do, q, k, v, problem.causal), exact)
-        except Exception as error:  # a foreign library may refuse or fail in any way; the others still count
-            failures[provider.name] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-    return {**asdict(problem), "error": errors, "ratio": ratios(errors), "failures": failures}
-
-
-def gradients(
-    provider: Provider, do: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool
-) -> Tensors:
-    q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
-    return torch.autograd.grad(provider.forward(q, k, v, causal), (q, k, v), do)
-
-
-def float64_gradients(do: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> Tensors:
-    """(dQ, dK, dV) of the slice: heads of K and V, with all query heads that share them."""
-    heads_q, heads_kv = _slice(q, k)
-    do, q = do[-1:, :, heads_q], q[-1:, :, heads_q]
-    k, v = k[-1:, :, heads_kv], v[-1:, :, heads_kv]
-    return reference.gradients(do, q, k, v, causal=causal)
-
-
-def errors_of(got: Tensors, exact: Tensors) -> Errors:
-    heads_q, heads_kv = _slice(got[0], got[1])
-    found = {}
-    for name, x, heads, want in zip(NAMES, got, (heads_q, heads_kv, heads_kv), exact, strict=True):
-        found[name] = float(f"{float((x[-1:, :, heads].double() - want).norm() / want.norm()):.4e}")
-    return found
-
-
-def _slice(q: torch.Tensor, k: torch.Tensor) -> tuple[list[int], list[int]]:
-    """(query heads, heads of K and V): the first and the last of the latter, and all that share them."""
-    heads_kv = sorted({0, k.shape[2] - 1})
-    group = q.shape[2] // k.shape[2]
-    return [group * head + at for head in heads_kv for at in range(group)], heads_kv
+    checked = peers.candidates(problem, providers, device)
+    errors = {
+        name: {part: float(f"{getattr(each, part):.4e}") for part in NAMES} for name, each in checked.errors.items()
+    }
+    return {**asdict(problem), "error": errors, "ratio": ratios(errors), "failures": checked.failures}
 
 
 def ratios(errors: Mapping[str, Errors]) -> dict[str, float] | None:
@@ -113,11 +74,10 @@ def ratios(errors: Mapping[str, Errors]) -> dict[str, float] | None:
 
 def line(row: results.Row) -> str:
     """E.g. `bwd bf16 D=128 full S=4096: ours 2.4e-03 2.4e-03 2.3e-03  fa4 ...  ratios 1.000 0.998 1.001`."""
-    problem = Problem(**{name: row[name] for name in results.CASE_FIELDS})
     figures = [f"{name} " + " ".join(f"{x:.2e}" for x in of.values()) for name, of in row["error"].items()]
     verdict = ["ratios " + " ".join(f"{x:.3f}" for x in row["ratio"].values())] if row["ratio"] else []
     failures = [f"\n    {name}: {why}" for name, why in row["failures"].items()]
-    return f"{problem}: {'  '.join(figures + verdict)}{''.join(failures)}"
+    return f"{results.problem_of(row)}: {'  '.join(figures + verdict)}{''.join(failures)}"
 
 
 def _integers(text: str) -> list[int]:

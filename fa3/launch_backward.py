@@ -161,7 +161,8 @@ class BackwardLaunch:
         batch, seqlen_q, heads, _ = forward.o_shape
         blocks = -(-seqlen_q // config.tile_m)
         q_shape = batch, seqlen_q, heads, forward.head_dim
-        self.lone = _lone_queries(seqlen_q, problem.k_shape[1], forward.causal)
+        # The gradient of LSE does reach a query with one key: its LSE is its score.
+        self.lone = (0, 0) if problem.dlse else _lone_queries(seqlen_q, problem.k_shape[1], forward.causal)
         self.rows = _form((batch, heads, blocks * config.tile_m), torch.float32)
         with_dq = "q" in problem.wanted
         accum_shape = batch, heads, blocks, config.dq_slices, config.dq_slice
@@ -195,7 +196,7 @@ class BackwardLaunch:
             main(q, k, v, do, lse_log2, delta, accum, turns, dk, dv, self.scale_log2, self.scale)
             for kernel in finish:
                 kernel(accum, dq, self.scale, *self.lone)
-            if dk is not None and k.shape[1] == 1:
+            if dk is not None and k.shape[1] == 1 and dlse is None:
                 dk.zero_()  # as for lone queries: where all see this one key alone, dS is 0, not a rounding error
         except Exception as error:
             self._failed(error)

@@ -22,6 +22,8 @@ class GradientCase:
     """How dO lies in memory; the names of `DO_LAYOUTS`."""
     incoming: str = "o"
     deterministic: bool = False
+    wanted: str = "qkv"
+    """Which inputs require a gradient."""
 
     def inputs(self, device: torch.device | str) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
         """q, k, v as of the case; dO and dLSE from N(0, 1), None where that output has no gradient."""

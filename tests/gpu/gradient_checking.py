@@ -13,7 +13,8 @@ from tests.gpu.gradient_cases import GradientCase
 from tests.gpu.gradient_oracle import NAMES, Expected, complaint_about_gradients, expect_gradients
 from tests.gpu.guard import GuardedOutputs
 
-Gradients = tuple[Tensor, ...]
+Gradients = tuple[Tensor | None, ...]
+"""dQ, dK, dV; None where it was not asked for."""
 Attention = Callable[..., tuple[Tensor, Tensor]]
 
 
@@ -39,12 +40,15 @@ def gradients(
     causal: bool = False,
     deterministic: bool = False,
     attention: Attention = differentiable,
+    wanted: str = "qkv",
 ) -> Gradients:
     """(dQ, dK, dV) by autograd, for the gradients of O and LSE that are given."""
-    wanted = leaves(*inputs)
-    outputs = attention(*wanted, scale, causal, deterministic)
+    tensors = [x.detach().requires_grad_(name in wanted) for name, x in zip("qkv", inputs, strict=True)]
+    outputs = attention(*tensors, scale, causal, deterministic)
     pairs = [(x, dx) for x, dx in zip(outputs, (do, dlse), strict=True) if dx is not None]
-    return torch.autograd.grad([x for x, _ in pairs], wanted, [dx for _, dx in pairs])
+    asked = [x for x in tensors if x.requires_grad]
+    found = iter(torch.autograd.grad([x for x, _ in pairs], asked, [dx for _, dx in pairs]))
+    return tuple(next(found) if x.requires_grad else None for x in tensors)
 
 
 @dataclass(frozen=True)
@@ -64,9 +68,10 @@ def examine(problem: GradientCase, device: torch.device | str, attention: Attent
     q, k, v, do, dlse = given = problem.inputs(device)
     before = [None if x is None else x.clone() for x in given]
     with GuardedOutputs(device) as guard:
-        got = gradients((q, k, v), do, dlse, case.scale, case.causal, problem.deterministic, attention)
+        got = gradients((q, k, v), do, dlse, case.scale, case.causal, problem.deterministic, attention, problem.wanted)
     expected = expect_gradients(q, k, v, do, dlse, case.scale, case.causal)
-    launched = got if case.seqlen_k and case.seqlen_q else ()  # otherwise nothing is launched, and they are zeros
+    there = [x for x in got if x is not None]
+    launched = there if case.seqlen_k and case.seqlen_q else ()  # otherwise nothing is launched, and they are zeros
     complaint = (
         _about_form(got, (q, k, v))
         or _about_inputs(given, before)
@@ -78,7 +83,7 @@ def examine(problem: GradientCase, device: torch.device | str, attention: Attent
 
 def _about_form(got: Gradients, inputs: tuple[Tensor, ...]) -> str | None:
     for name, gradient, x in zip(NAMES, got, inputs, strict=True):
-        if gradient.dtype != x.dtype or gradient.device != x.device:
+        if gradient is not None and (gradient.dtype != x.dtype or gradient.device != x.device):
             return f"{name} is {gradient.dtype} on {gradient.device}, expected {x.dtype} on {x.device}"
     return None
 

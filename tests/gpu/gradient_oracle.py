@@ -3,7 +3,8 @@
 As in `tests.gpu.oracle`, with the roundings of the backward: O, from which D = rowsum(dO * O) is made, P before dV,
 dS before dQ and dK, and each gradient at the end. A gradient as a whole may not be above 1.3 times the error of a
 float32 computation that rounds at the same places; no single element may be 8 standard deviations of its roundings
-away. What must be 0 is 0 exactly: dQ of a query that sees no key, dK and dV of a key that no query sees.
+away. What must be 0 is 0 exactly: dQ of a query that sees no key, dK and dV of a key that no query sees; and, unless
+LSE has a gradient, dQ of a query that sees a single key, and dK of a key that is the only one.
 """
 
 from __future__ import annotations
@@ -72,12 +73,14 @@ def expect_gradients(
         do = q.new_zeros((*q.shape[:3], v.shape[3]))
     exact = _scores(q, k, v, do, scale, causal, torch.float64)
     model = _model(_scores(q, k, v, do, scale, causal, torch.float32), dlse, scale, q.dtype)
-    blind, unseen = ~exact.sees.any(1), ~exact.sees.any(0)
+    seen, unseen = exact.sees.sum(1), ~exact.sees.any(0)
+    settled = seen < (2 if dlse is None else 1)
+    only = torch.full_like(unseen, k.shape[1] == 1 and dlse is None)
     heads = q.shape[2], k.shape[2], k.shape[2]
     dq, dk, dv = (
         _gradient(*parts, dead, count, q.dtype)
         for *parts, dead, count in zip(
-            *_exact(exact, dlse, scale, q.dtype), model, (blind, unseen, unseen), heads, strict=True
+            *_exact(exact, dlse, scale, q.dtype), model, (settled, unseen | only, unseen), heads, strict=True
         )
     )
     return dq, dk, dv

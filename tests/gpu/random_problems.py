@@ -98,7 +98,7 @@ def _error_ratios(examined: Examined) -> dict[str, float]:
     return {
         name: float((got.double() - want.exact).norm()) / want.unavoidable
         for name, got, want in zip(NAMES, examined.got, examined.expected, strict=True)
-        if int((~want.dead).sum()) >= FEWEST_ROWS and want.unavoidable > 0
+        if got is not None and int((~want.dead).sum()) >= FEWEST_ROWS and want.unavoidable > 0
     }
 
 
@@ -132,7 +132,7 @@ def _problem(problem: GradientCase) -> tuple[launch.Problem, Problem]:
     case = problem.case
     q, k, v = (torch.empty(shape, dtype=DTYPES[case.dtype], device="meta") for shape in case.shapes)
     forward = launch.Problem.of(q, k, v, case.scale, case.causal, (-1, -1), 0.0)
-    return forward, Problem(forward, *case.shapes[1:], problem.incoming != "o", problem.deterministic)
+    return forward, Problem(forward, *case.shapes[1:], problem.incoming != "o", problem.deterministic, problem.wanted)
 
 
 def compile_missing(keys: Sequence[AnyKey], processes: int) -> int:

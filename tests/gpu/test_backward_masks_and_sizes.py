@@ -25,6 +25,25 @@ def test_a_query_without_a_key_has_no_gradient(device, seqlen_q, seqlen_k, head_
     check_gradients_of(GradientCase(case, incoming="both"), device)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256])
+@pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(300, 300), (113, 64), (200, 1), (1, 1)])
+def test_a_query_with_a_single_key_has_no_gradient(device, seqlen_q, seqlen_k, head_dim, causal):
+    """Its probability is 1 whatever the score: dQ is 0, not a rounding. The gradient of LSE is another matter."""
+    case = Case(seqlen_q, seqlen_k, head_dim, head_dim, batch=2, heads_kv=2, group=2, causal=causal)
+    q, k, v, do, dlse = GradientCase(case, incoming="both").inputs(device)
+    dq, dk, _ = gradients((q, k, v), do, causal=causal)
+    if causal:
+        assert (dq[:, seqlen_q - seqlen_k] == 0).all()
+    if seqlen_k == 1:
+        assert (dq == 0).all() and (dk == 0).all()
+    dq, _, _ = gradients((q, k, v), do, dlse, causal=causal)
+    if causal:
+        assert (dq[:, seqlen_q - seqlen_k].abs().amax(-1) > 0).all()
+    check_gradients_of(GradientCase(case), device)
+    check_gradients_of(GradientCase(case, incoming="both"), device)
+
+
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_what_blind_queries_carry_reaches_no_key(device, head_dim):
     """Their dO, dLSE and Q are huge: one that leaked into dK or dV would drown everything."""

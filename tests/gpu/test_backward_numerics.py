@@ -105,12 +105,12 @@ def test_nan_in_a_gradient_stays_in_its_head(device):
 @pytest.mark.parametrize("widths", [(64, 64), (128, 128), (192, 128), (256, 256)])
 def test_only_the_gradients_that_are_asked_for(device, widths, wanted):
     """Those are right, and the others are not there."""
-    problem = GradientCase(Case(150, 190, *widths, batch=2, heads_kv=2, group=2, causal=True))
-    q, k, v, do, _ = problem.inputs(device)
+    case = Case(150, 190, *widths, batch=2, heads_kv=2, group=2, causal=True)
+    for incoming in ("o", "both"):
+        check_gradients_of(GradientCase(case, incoming=incoming, wanted=wanted), device)
+    q, k, v, do, _ = GradientCase(case).inputs(device)
     inputs = [x.requires_grad_(name in wanted) for name, x in zip("qkv", (q, k, v), strict=True)]
-    out, _ = differentiable(*inputs, None, True)
-    out.backward(do)
-    check_gradient_tensors((q, k, v), tuple(x.grad for x in inputs), do, causal=True)
+    differentiable(*inputs, None, True)[0].backward(do)
     assert "".join(name for name, x in zip("qkv", inputs, strict=True) if x.grad is not None) == wanted
 
 

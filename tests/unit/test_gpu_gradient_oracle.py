@@ -76,6 +76,9 @@ class Emulated(torch.autograd.Function):
         grouped = (x.unflatten(1, (-1, group)).sum(2) for x in (dk, dv))
         for into, x, factor in zip(found, (dq, *grouped), (scale, scale, 1.0), strict=True):
             into.copy_((x * factor).transpose(1, 2))
+        if dlse is None:  # P of a single key is 1, whatever its score
+            found[0][:, seen.sum(1) == 1] = 0.0
+            found[1].mul_(seqlen_k != 1)
         spoil(*found)
         return *found, None, None, None, None
 
@@ -239,3 +242,14 @@ def test_the_real_kernels_on_the_emulator(incoming):
     with fa3.emulate():
         got = gradients((q, k, v), do, dlse, causal=True)
     check_gradient_tensors((q, k, v), got, do, dlse, causal=True)
+
+
+@pytest.mark.parametrize("incoming", ["o", "lse", "both"])
+@pytest.mark.parametrize(("seqlen_q", "seqlen_k", "causal"), [(40, 24, True), (24, 1, False), (24, 1, True)])
+def test_queries_of_one_key_on_the_emulator(incoming, seqlen_q, seqlen_k, causal):
+    """dQ is 0 where only O has a gradient, and scale * dLSE * k where LSE has one."""
+    problem = GradientCase(Case(seqlen_q, seqlen_k, 64, 64, group=2, causal=causal), incoming=incoming)
+    q, k, v, do, dlse = problem.inputs("cpu")
+    with fa3.emulate():
+        got = gradients((q, k, v), do, dlse, causal=causal)
+    check_gradient_tensors((q, k, v), got, do, dlse, causal=causal)
