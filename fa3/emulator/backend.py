@@ -74,6 +74,8 @@ class KernelRun:
     sms: int
     result: Machine | None = None
     """The machine as it ended; None if the launch was not executed, or ended with a Fault."""
+    starts: dict[str, Tensor] = field(default_factory=dict)
+    """What tensors that it writes hold when a replay begins, where that is not as usual."""
     findings: list[Finding] = field(default_factory=list)
     """What the checkers found, also in a run that ended with a Fault. Empty without `check`."""
 
@@ -100,9 +102,11 @@ class KernelRun:
         return self._execute(program or self.host.code, policy, seed, observers)
 
     def clear(self) -> None:
-        """Outputs become NaN, counters and sums 0."""
+        """Outputs become NaN, counters and sums 0, except for those in `starts`."""
         for allocation in self.launch.allocations:
-            if allocation.name in Signature.of(self.key).sums:
+            if allocation.name in self.starts:
+                self.launch.tensors[allocation.name].copy_(self.starts[allocation.name])
+            elif allocation.name in Signature.of(self.key).sums:
                 self.launch.tensors[allocation.name].zero_()
             elif allocation.writable:
                 _poison(self.launch.tensors[allocation.name])

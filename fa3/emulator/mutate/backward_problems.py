@@ -109,10 +109,11 @@ def _exact(key: BackwardKey, shape: Shape) -> Exact:
 def _prepared(key: BackwardKey, exact: Exact, run: KernelRun) -> tuple[Output, ...]:
     lse, delta = rows_of(key, exact)
     sums, turns = (torch.zeros_like(run.launch.tensors[name]).double() for name in ("dq_accum", "turns"))
+    kept = ~cleared(key, exact)[:, None, None]
     return (
         Output("lse_log2", lse, EXACT * _largest(lse)),
         Output("delta", delta, TOLERANCE[key.dtype] * _largest(delta)),  # from o in 16 bits
-        Output("dq_accum", sums, 0.0),
+        Output("dq_accum", sums, 0.0, lambda found: found.masked_fill(kept, 0.0)),
         Output("turns", turns, 0.0),
     )
 
@@ -122,18 +123,16 @@ def _main(key: BackwardKey, exact: Exact, run: KernelRun) -> tuple[Output, ...]:
     tensors = run.launch.tensors
     tensors["lse_log2"].copy_(lse)
     tensors["delta"].copy_(delta)
-    tensors["dq_accum"].zero_()
-    tensors["turns"].zero_()
+    sums = torch.zeros_like(tensors["dq_accum"])
+    run.starts["dq_accum"] = sums.masked_fill_(~cleared(key, exact)[:, None, None], math.nan)
     dq, dk, dv = exact.gradients
     read = partial(sums_in_rows, key.config, rows=dq.shape[1], columns=dq.shape[3])
-    found = [
+    found = (
         Output("dk", dk, TOLERANCE[key.dtype] * _largest(dk)),
         Output("dv", dv, TOLERANCE[key.dtype] * _largest(dv)),
         Output("dq_accum", dq / exact.scale, TOLERANCE[key.dtype] * _largest(dq / exact.scale), read, _blind(exact)),
-    ]
-    if key.deterministic:
-        found.append(Output("turns", _turns(key, exact, tensors["turns"]), 0.0))
-    return tuple(found)
+    )
+    return (*found, Output("turns", _turns(key, exact, tensors["turns"]), 0.0))
 
 
 def _finished(key: BackwardKey, exact: Exact, run: KernelRun) -> tuple[Output, ...]:
@@ -184,13 +183,27 @@ def sums_in_rows(c: BackwardConfig, sums: Tensor, rows: int, columns: int) -> Te
     return parts.flatten(2, 3)[:, :, :rows, :columns].transpose(1, 2)
 
 
-def _turns(key: BackwardKey, exact: Exact, turns: Tensor) -> Tensor:
-    """How many have added to each query block: the key blocks that it sees, and each of their warpgroups where they add
-    by themselves."""
+def _key_blocks(key: BackwardKey, exact: Exact) -> Tensor:
+    """How many key blocks each query block sees."""
     c = key.config
     seen = reference.visible(exact.q.shape[1], exact.k.shape[1], c.causal)
-    counts = [
-        sum(bool(keys.any()) for keys in rows.split(c.tile_n, 1)) for rows in seen.split(c.tile_m, 0)
-    ]  # fmt: skip
-    each = c.math_warpgroups if c.dq_store == "direct" else 1
-    return (each * torch.tensor(counts)).expand(turns.shape).double()
+    blocks = [[bool(keys.any()) for keys in rows.split(c.tile_n, 1)] for rows in seen.split(c.tile_m, 0)]
+    return torch.tensor(blocks).sum(1)
+
+
+def cleared(key: BackwardKey, exact: Exact) -> Tensor:
+    """Whether backward_prepare sets the sum of a query block to 0: all of them, or, where the first key block stores
+    its part, those that no key block sees."""
+    blocks = _key_blocks(key, exact)
+    return torch.ones_like(blocks, dtype=torch.bool) if key.config.dq_store == "direct" else blocks == 0
+
+
+def _turns(key: BackwardKey, exact: Exact, turns: Tensor) -> Tensor:
+    """How often each query block has been counted: by every key block that it sees, or only by the first, which
+    stores; by each of their warpgroups where they add by themselves."""
+    c, counts = key.config, _key_blocks(key, exact)
+    if c.dq_store == "direct":
+        counts = counts * c.math_warpgroups * key.deterministic
+    elif not key.deterministic:
+        counts = counts.clamp(max=1)
+    return counts.expand(turns.shape).double()
