@@ -77,7 +77,7 @@ def case(key: BackwardKey, shape: Shape) -> Case:
     exact = _exact(key, shape)
     runs = record_backward(
         exact.do, exact.q, exact.k, exact.v, exact.o.to(exact.q.dtype), exact.lse.float(), exact.dlse, exact.scale,
-        key.config.causal, key.deterministic, config=key.config, sms=SMS,
+        key.config.causal, key.deterministic, key.wanted, config=key.config, sms=SMS,
     )  # fmt: skip
     run = runs[key.part]
     if run.key != key:
@@ -108,14 +108,16 @@ def _exact(key: BackwardKey, shape: Shape) -> Exact:
 # ------------------------------------------------------------------------------------------------ the kernels
 def _prepared(key: BackwardKey, exact: Exact, run: KernelRun) -> tuple[Output, ...]:
     lse, delta = rows_of(key, exact)
-    sums, turns = (torch.zeros_like(run.launch.tensors[name]).double() for name in ("dq_accum", "turns"))
-    kept = ~cleared(key, exact)[:, None, None]
-    return (
+    found = (
         Output("lse_log2", lse, EXACT * _largest(lse)),
         Output("delta", delta, TOLERANCE[key.dtype] * _largest(delta)),  # from o in 16 bits
-        Output("dq_accum", sums, 0.0, lambda found: found.masked_fill(kept, 0.0)),
-        Output("turns", turns, 0.0),
     )
+    if "q" not in key.wanted:
+        return found
+    sums, turns = (torch.zeros_like(run.launch.tensors[name]).double() for name in ("dq_accum", "turns"))
+    kept = ~cleared(key, exact)[:, None, None]
+    cleared_sums = Output("dq_accum", sums, 0.0, lambda found: found.masked_fill(kept, 0.0))
+    return (*found, cleared_sums, Output("turns", turns, 0.0))
 
 
 def _main(key: BackwardKey, exact: Exact, run: KernelRun) -> tuple[Output, ...]:
@@ -123,16 +125,24 @@ def _main(key: BackwardKey, exact: Exact, run: KernelRun) -> tuple[Output, ...]:
     tensors = run.launch.tensors
     tensors["lse_log2"].copy_(lse)
     tensors["delta"].copy_(delta)
+    found = [
+        Output(f"d{name}", right, TOLERANCE[key.dtype] * _largest(right))
+        for name, right in zip("kv", exact.gradients[1:], strict=True)
+        if name in key.wanted
+    ]
+    return (*found, *_main_dq(key, exact, run)) if "q" in key.wanted else tuple(found)
+
+
+def _main_dq(key: BackwardKey, exact: Exact, run: KernelRun) -> tuple[Output, ...]:
+    tensors, dq = run.launch.tensors, exact.gradients[0]
     sums = torch.zeros_like(tensors["dq_accum"])
     run.starts["dq_accum"] = sums.masked_fill_(~cleared(key, exact)[:, None, None], math.nan)
-    dq, dk, dv = exact.gradients
     read = partial(sums_in_rows, key.config, rows=dq.shape[1], columns=dq.shape[3])
-    found = (
-        Output("dk", dk, TOLERANCE[key.dtype] * _largest(dk)),
-        Output("dv", dv, TOLERANCE[key.dtype] * _largest(dv)),
-        Output("dq_accum", dq / exact.scale, TOLERANCE[key.dtype] * _largest(dq / exact.scale), read, _blind(exact)),
+    right = dq / exact.scale
+    return (
+        Output("dq_accum", right, TOLERANCE[key.dtype] * _largest(right), read, _blind(exact)),
+        Output("turns", _turns(key, exact, tensors["turns"]), 0.0),
     )
-    return (*found, Output("turns", _turns(key, exact, tensors["turns"]), 0.0))
 
 
 def _finished(key: BackwardKey, exact: Exact, run: KernelRun) -> tuple[Output, ...]:
