@@ -23,7 +23,6 @@ from fa3.emulator.mutate.table import Row, details, expected_kinds, read, summar
 from fa3.sass import record
 from fa3.sass.record import table_keys
 
-
 PARTS = 8
 """A kernel's mutants are dealt out to so many jobs, for the processes."""
 
