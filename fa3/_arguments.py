@@ -25,6 +25,12 @@ def add_kernel(parser: argparse.ArgumentParser, required: bool = True) -> None:
     parser.add_argument("--causal", action="store_true", help="with the causal mask")
     parser.add_argument("--dtype", choices=["bf16", "fp16"], default="bf16")
     parser.add_argument("--deterministic", action="store_true", help="backward: dQ is summed in a fixed order")
+    parser.add_argument(
+        "--wanted",
+        choices=("q", "k", "v", "qk", "qv", "kv", "qkv"),
+        default="qkv",
+        help="backward: the gradients that are computed (default qkv)",
+    )
     parser.add_argument("--dlse", action="store_true", help="backward_prepare: with a gradient of LSE")
     parser.add_argument(
         "--set",
@@ -52,14 +58,17 @@ def _forward_key(arguments: argparse.Namespace) -> KernelKey:
 
 
 def _backward_key(arguments: argparse.Namespace) -> BackwardKey:
-    from fa3.config.backward import BackwardKey
+    from fa3.config.backward import backward_keys
     from fa3.config.backward_budget import check_backward
     from fa3.config.backward_table import backward_config
 
     row = backward_config(*_dims(arguments), arguments.causal)
     config = check_backward(_changed(row, arguments.set))
-    switches = {switch: getattr(arguments, switch) for switch in ONLY_OF}
-    return BackwardKey(arguments.kernel, config, arguments.dtype, **switches)
+    keys = backward_keys(config, arguments.dtype, arguments.wanted, arguments.dlse, arguments.deterministic)
+    for key in keys:
+        if key.part == arguments.kernel:
+            return key
+    raise ValueError(f"there is no {arguments.kernel} where only d{arguments.wanted.upper()} is wanted")
 
 
 def _dims(arguments: argparse.Namespace) -> tuple[int, int]:

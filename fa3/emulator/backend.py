@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fa3 import backends, launch, launch_backward
 from fa3.checks import Strides
-from fa3.config.backward import AnyKey, BackwardConfig, BackwardKey
+from fa3.config.backward import ALL, AnyKey, BackwardConfig, BackwardKey, Wanted
 from fa3.config.types import ForwardConfig, KernelKey
 from fa3.emulator.artefacts import host_code
 from fa3.emulator.faults import Fault
@@ -74,6 +74,8 @@ class KernelRun:
     sms: int
     result: Machine | None = None
     """The machine as it ended; None if the launch was not executed, or ended with a Fault."""
+    starts: dict[str, Tensor] = field(default_factory=dict)
+    """What tensors that it writes hold when a replay begins, where that is not as usual."""
     findings: list[Finding] = field(default_factory=list)
     """What the checkers found, also in a run that ended with a Fault. Empty without `check`."""
 
@@ -100,9 +102,11 @@ class KernelRun:
         return self._execute(program or self.host.code, policy, seed, observers)
 
     def clear(self) -> None:
-        """Outputs become NaN, counters and sums 0."""
+        """Outputs become NaN, counters and sums 0, except for those in `starts`."""
         for allocation in self.launch.allocations:
-            if allocation.name in Signature.of(self.key).sums:
+            if allocation.name in self.starts:
+                self.launch.tensors[allocation.name].copy_(self.starts[allocation.name])
+            elif allocation.name in Signature.of(self.key).sums:
                 self.launch.tensors[allocation.name].zero_()
             elif allocation.writable:
                 _poison(self.launch.tensors[allocation.name])
@@ -254,6 +258,7 @@ def record_backward(
     softmax_scale: float | None = None,
     causal: bool = False,
     deterministic: bool = False,
+    wanted: Wanted = ALL,
     *,
     config: BackwardConfig | None = None,
     sms: int = 2,
@@ -267,7 +272,7 @@ def record_backward(
     scale = 1 / math.sqrt(q.shape[-1]) if softmax_scale is None else softmax_scale
     token = backends.active.set(recorder)
     try:
-        made = launch_backward.plan(do, q, k, v, o, lse, dlse, scale, causal, deterministic)
+        made = launch_backward.plan(do, q, k, v, o, lse, dlse, scale, causal, deterministic, wanted)
         made.run(do, q, k, v, o, lse, dlse)
     finally:
         backends.active.reset(token)
@@ -294,7 +299,7 @@ class _BackwardRecorder(Emulation):
 class _OfRow(launch_backward.Problem):
     """A problem for a row that its dimensions do not choose."""
 
-    row: BackwardConfig
+    row: BackwardConfig | None = None
 
     @classmethod
     def of(cls, problem: launch_backward.Problem, row: BackwardConfig) -> _OfRow:
@@ -302,7 +307,7 @@ class _OfRow(launch_backward.Problem):
 
     @property
     def config(self) -> BackwardConfig:
-        return self.row
+        return self.row or super().config
 
 
 @cache

@@ -260,6 +260,7 @@ class Load:
                 do = self._load_rows("do", gradients, do, block)
         cute.arch.griddepcontrol_launch_dependents()
 
+    @call_site
     @cute.jit
     def _load_keys(self, name: cutlass.Constexpr, columns: cutlass.Constexpr):
         """The CTA's rows of K or V, slab by slab."""
@@ -286,6 +287,7 @@ class Load:
         rows = cute.local_tile(mRows[None, head, batch], (tile_m,), (None,))
         return *partition(operand, self.shared[name], boxes), rows
 
+    @call_site
     @cute.jit
     def _load_tile(self, name: cutlass.Constexpr, source, cursor: Cursor, block: Int32):
         """Begins to fill a stage: a block of Q or dO. The stage is full when `_load_rows` has done the rest."""

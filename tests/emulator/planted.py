@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import fa3
-from fa3.emulator.mutate.mutant import BYTES, EARLY, NAMED, REGISTERS, STUCK, UNEVEN, UNORDERED
+from fa3.emulator.mutate.mutant import BYTES, EARLY, NAMED, REGISTERS, STUCK, SUMS, UNEVEN, UNORDERED
 
 PACKAGE = Path(fa3.__file__).parent
-CAUSAL, FULL = "d64_causal", "d128_full"
+CAUSAL, FULL = "forward_bf16_d64_causal_*", "forward_bf16_d128_full_*"
+ORDERED = "backward_bf16_d64_causal_*_ordered"
 SECONDS = 300
 
 
@@ -34,6 +35,7 @@ class Planted:
     kinds: frozenset[str]
     line: str
     kernel: str = CAUSAL
+    """A pattern of the name."""
 
     def apply(self, text: str) -> str:
         """Lines of `old` may have any indent; lines of `new` are indented as the first one that they replace."""
@@ -57,10 +59,17 @@ def epilogue(old: str, new: str, kinds: frozenset[str], line: str) -> Planted:
     return Planted("parts/epilogue.py", old, new, kinds, line, FULL)
 
 
+def backward(file: str, old: str, new: str, kinds: frozenset[str], line: str) -> Planted:
+    return Planted(file, old, new, kinds, line, ORDERED)
+
+
 RELEASE_K, RELEASE_V = 'self.rings["k"].release(k)', 'self.rings["v"].release(v)'
 WAIT_V, FENCE = 'self.rings["v"].wait(v)', 'cute.arch.fence_proxy("async.shared", space="cta")'
 SCORES, OUTPUT = "start_scores(q, k)", "start_output(v)"
 PROXY = frozenset(("no proxy fence",))
+DEPENDENCY = frozenset(("grid dependency",))
+TURNSTILE, DQ, MAIN = "parts/turnstile.py", "parts/dq.py", "backward.py"
+PUT = "to_global(target, source, count)"
 
 PLANTED = {
     # ---- waits
@@ -132,6 +141,51 @@ PLANTED = {
     ),
     "k of the block after": forward(
         '"k", keys, k, blocks - 2 - j)', '"k", keys, k, blocks - 1 - j)', frozenset(("wrong block",)), "cute.copy("
+    ),
+    # ---- the backward: turns to add to dQ
+    "dq out of turn": backward(
+        TURNSTILE, "wait_for_count(_place(self.counters, m_block, head), count)", "pass", SUMS, PUT
+    ),
+    "dq one turn too early": backward(
+        TURNSTILE,
+        "self._wait_for(self.n_block, m_block, head)",
+        "self._wait_for(self.n_block - 1, m_block, head)",
+        SUMS,
+        PUT,
+    ),
+    "counted before dq is complete": backward(TURNSTILE, "cute.arch.cp_async_bulk_wait_group(0)  #", "#", SUMS, PUT),
+    "counted without release": backward(TURNSTILE, "red.release.gpu", "red.relaxed.gpu", SUMS, PUT),
+    # ---- the backward: dQ on its way to the writer
+    "dq without a proxy fence": backward(DQ, FENCE, "pass", PROXY, PUT),
+    "dq handed over by the first lane": backward(DQ, "cute.arch.sync_warp()", "pass", UNORDERED | PROXY, PUT),
+    "dq over what the writer still reads": backward(
+        MAIN,
+        "cute.arch.cp_async_bulk_wait_group((younger + 1) * parts - 1 - p, read=True)",
+        "pass",
+        UNORDERED,
+        PUT,
+    ),
+    # ---- the backward: what an earlier kernel writes
+    "counters before backward_prepare has set them": backward(
+        MAIN, "cute.arch.griddepcontrol_wait()  #", "#", DEPENDENCY, "turnstile.wait("
+    ),
+    "lse before backward_prepare has written it": backward(
+        MAIN, "cute.arch.griddepcontrol_wait()\nq = self", "q = self", DEPENDENCY, "load_row("
+    ),
+    # ---- the backward: dS, and the stages of Q
+    "ds without a proxy fence": backward(MAIN, FENCE, "pass", PROXY, ".start(ds)"),
+    "ds before all warpgroups have brought it": backward(
+        MAIN, f"{FENCE}\nself.everyone.join()", FENCE, UNORDERED | PROXY | NAMED, ".start(ds)"
+    ),
+    "q released before its GEMM is done": backward(
+        MAIN,
+        'wait_gemms(0)\nself.rings["q"].release(q)',
+        'self.rings["q"].release(q)\nwait_gemms(0)',
+        UNORDERED,
+        "start_dk(q)",
+    ),
+    "dk over the K that others read": backward(
+        MAIN, "everyone.join()\ndk_store.store", "dk_store.store", UNORDERED, ".start(ds)"
     ),
 }
 

@@ -293,7 +293,7 @@ class BackwardNames(PlannedNames):
 class PrepareNames(Names):
     """Of the kernel in front of it (`fa3.kernels.backward_prepare`)."""
 
-    written_once = frozenset(("lse_log2", "delta", "dq_accum", "turns"))
+    written_once = frozenset(("lse_log2", "delta", "turns"))
 
 
 class FinishNames(Names):

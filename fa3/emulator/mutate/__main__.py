@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from itertools import chain
+from itertools import zip_longest
 from pathlib import Path
 
 from fa3.config.backward import AnyKey, BackwardKey
@@ -21,6 +22,9 @@ from fa3.emulator.mutate.judge import RIGHT
 from fa3.emulator.mutate.table import Row, details, expected_kinds, read, summary, write
 from fa3.sass import record
 from fa3.sass.record import table_keys
+
+PARTS = 8
+"""A kernel's mutants are dealt out to so many jobs, for the processes."""
 
 
 def keys() -> list[KernelKey]:
@@ -42,6 +46,12 @@ def rows_of(key: AnyKey, every: int = 1, first: int = 0) -> tuple[list[Row], dic
     return rows, {mutant.operator: sorted(mutant.kinds) for mutant in chosen}
 
 
+def _dealt(parts: Sequence[Sequence[Row]]) -> list[Row]:
+    """What was dealt out to several parts, in the old order."""
+    rounds = zip_longest(*parts)
+    return [row for each in rounds for row in each if row is not None]
+
+
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m fa3.emulator.mutate", description=__doc__.split("\n")[0])
     parser.add_argument("table", type=Path)
@@ -60,9 +70,13 @@ def main(arguments: list[str]) -> int:
         return 0
     tables: dict[str, list[AnyKey]] = {"forward": [*keys()], "backward": [*backward_keys()]}
     chosen = [key for key in tables[options.of] if options.kernels in key.name]
+    deals = [(key, part) for key in chosen for part in range(PARTS)]
     with ProcessPoolExecutor(options.processes) as pool:
-        parts = list(pool.map(rows_of, chosen, [options.every] * len(chosen)))
-    rows = list(chain.from_iterable(found for found, _ in parts))
+        every = [options.every * PARTS] * len(deals)
+        parts = list(pool.map(rows_of, [k for k, _ in deals], every, [options.every * part for _, part in deals]))
+    rows = [
+        row for first in range(0, len(parts), PARTS) for row in _dealt([found for found, _ in parts[first:][:PARTS]])
+    ]
     write(options.table, rows, {name: kinds for _, expected in parts for name, kinds in expected.items()})
     print(summary(rows), end="")
     return 0 if all(row.verdict in RIGHT for row in rows) else 1

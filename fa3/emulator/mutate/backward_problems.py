@@ -77,7 +77,7 @@ def case(key: BackwardKey, shape: Shape) -> Case:
     exact = _exact(key, shape)
     runs = record_backward(
         exact.do, exact.q, exact.k, exact.v, exact.o.to(exact.q.dtype), exact.lse.float(), exact.dlse, exact.scale,
-        key.config.causal, key.deterministic, config=key.config, sms=SMS,
+        key.config.causal, key.deterministic, key.wanted, config=key.config, sms=SMS,
     )  # fmt: skip
     run = runs[key.part]
     if run.key != key:
@@ -108,13 +108,16 @@ def _exact(key: BackwardKey, shape: Shape) -> Exact:
 # ------------------------------------------------------------------------------------------------ the kernels
 def _prepared(key: BackwardKey, exact: Exact, run: KernelRun) -> tuple[Output, ...]:
     lse, delta = rows_of(key, exact)
-    sums, turns = (torch.zeros_like(run.launch.tensors[name]).double() for name in ("dq_accum", "turns"))
-    return (
+    found = (
         Output("lse_log2", lse, EXACT * _largest(lse)),
         Output("delta", delta, TOLERANCE[key.dtype] * _largest(delta)),  # from o in 16 bits
-        Output("dq_accum", sums, 0.0),
-        Output("turns", turns, 0.0),
     )
+    if "q" not in key.wanted:
+        return found
+    sums, turns = (torch.zeros_like(run.launch.tensors[name]).double() for name in ("dq_accum", "turns"))
+    kept = ~cleared(key, exact)[:, None, None]
+    cleared_sums = Output("dq_accum", sums, 0.0, lambda found: found.masked_fill(kept, 0.0))
+    return (*found, cleared_sums, Output("turns", turns, 0.0))
 
 
 def _main(key: BackwardKey, exact: Exact, run: KernelRun) -> tuple[Output, ...]:
@@ -122,18 +125,24 @@ def _main(key: BackwardKey, exact: Exact, run: KernelRun) -> tuple[Output, ...]:
     tensors = run.launch.tensors
     tensors["lse_log2"].copy_(lse)
     tensors["delta"].copy_(delta)
-    tensors["dq_accum"].zero_()
-    tensors["turns"].zero_()
-    dq, dk, dv = exact.gradients
-    read = partial(sums_in_rows, key.config, rows=dq.shape[1], columns=dq.shape[3])
     found = [
-        Output("dk", dk, TOLERANCE[key.dtype] * _largest(dk)),
-        Output("dv", dv, TOLERANCE[key.dtype] * _largest(dv)),
-        Output("dq_accum", dq / exact.scale, TOLERANCE[key.dtype] * _largest(dq / exact.scale), read, _blind(exact)),
+        Output(f"d{name}", right, TOLERANCE[key.dtype] * _largest(right))
+        for name, right in zip("kv", exact.gradients[1:], strict=True)
+        if name in key.wanted
     ]
-    if key.deterministic:
-        found.append(Output("turns", _turns(key, exact, tensors["turns"]), 0.0))
-    return tuple(found)
+    return (*found, *_main_dq(key, exact, run)) if "q" in key.wanted else tuple(found)
+
+
+def _main_dq(key: BackwardKey, exact: Exact, run: KernelRun) -> tuple[Output, ...]:
+    tensors, dq = run.launch.tensors, exact.gradients[0]
+    sums = torch.zeros_like(tensors["dq_accum"])
+    run.starts["dq_accum"] = sums.masked_fill_(~cleared(key, exact)[:, None, None], math.nan)
+    read = partial(sums_in_rows, key.config, rows=dq.shape[1], columns=dq.shape[3])
+    right = dq / exact.scale
+    return (
+        Output("dq_accum", right, TOLERANCE[key.dtype] * _largest(right), read, _blind(exact)),
+        Output("turns", _turns(key, exact, tensors["turns"]), 0.0),
+    )
 
 
 def _finished(key: BackwardKey, exact: Exact, run: KernelRun) -> tuple[Output, ...]:
@@ -184,13 +193,27 @@ def sums_in_rows(c: BackwardConfig, sums: Tensor, rows: int, columns: int) -> Te
     return parts.flatten(2, 3)[:, :, :rows, :columns].transpose(1, 2)
 
 
-def _turns(key: BackwardKey, exact: Exact, turns: Tensor) -> Tensor:
-    """How many have added to each query block: the key blocks that it sees, and each of their warpgroups where they add
-    by themselves."""
+def _key_blocks(key: BackwardKey, exact: Exact) -> Tensor:
+    """How many key blocks each query block sees."""
     c = key.config
     seen = reference.visible(exact.q.shape[1], exact.k.shape[1], c.causal)
-    counts = [
-        sum(bool(keys.any()) for keys in rows.split(c.tile_n, 1)) for rows in seen.split(c.tile_m, 0)
-    ]  # fmt: skip
-    each = c.math_warpgroups if c.dq_store == "direct" else 1
-    return (each * torch.tensor(counts)).expand(turns.shape).double()
+    blocks = [[bool(keys.any()) for keys in rows.split(c.tile_n, 1)] for rows in seen.split(c.tile_m, 0)]
+    return torch.tensor(blocks).sum(1)
+
+
+def cleared(key: BackwardKey, exact: Exact) -> Tensor:
+    """Whether backward_prepare sets the sum of a query block to 0: all of them, or, where the first key block stores
+    its part, those that no key block sees."""
+    blocks = _key_blocks(key, exact)
+    return torch.ones_like(blocks, dtype=torch.bool) if key.config.dq_store == "direct" else blocks == 0
+
+
+def _turns(key: BackwardKey, exact: Exact, turns: Tensor) -> Tensor:
+    """How often each query block has been counted: by every key block that it sees, or only by the first, which
+    stores; by each of their warpgroups where they add by themselves."""
+    c, counts = key.config, _key_blocks(key, exact)
+    if c.dq_store == "direct":
+        counts = counts * c.math_warpgroups * key.deterministic
+    elif not key.deterministic:
+        counts = counts.clamp(max=1)
+    return counts.expand(turns.shape).double()

@@ -7,12 +7,14 @@ from dataclasses import replace
 from functools import partial
 
 from fa3.emulator.mutate.analysis import Analysis
-from fa3.emulator.mutate.edits import with_operand
+from fa3.emulator.mutate.edits import changed, with_operand
+from fa3.emulator.mutate.judge import line_of
 from fa3.emulator.mutate.mutant import STUCK, SUMS, VALUES, Mutant
-from fa3.emulator.operands import integer
+from fa3.sass.ptx_code import Statement
 
 DEPENDENCY = frozenset(("grid dependency",))
 TURNS = SUMS | STUCK | VALUES
+REDUCTION, STORE = "cp.reduce.async.bulk.global", "cp.async.bulk.global.shared::cta"
 
 
 def dependency(a: Analysis) -> Iterator[Mutant]:
@@ -26,15 +28,28 @@ def dependency(a: Analysis) -> Iterator[Mutant]:
 
 
 def turn_not_waited_for(a: Analysis) -> Iterator[Mutant]:
-    """A comparison with what a counter holds comes out as if the turn had come."""
+    """A wait for a counter, at its two loads in front of a loop and in it, ends as if the turn had come."""
+    sites: dict[tuple[str, int], list[int]] = {}
     for index in a.of("ld.acquire"):
-        for use in a.flow_from(*a.statements[index].writes):
-            at = a.statements[use]
-            if at.opcode.startswith("setp."):
-                passed = replace(at, opcode="setp.ne.b32", operands=(at.operands[0], "0", "0"))
-                if at.opcode.startswith("setp.ge"):
-                    passed = replace(passed, opcode="setp.eq.b32")
-                yield Mutant("turn not waited for", use, at, partial(a.program.replaced, use, passed), TURNS, (index,))
+        sites.setdefault(line_of(a.statements[index]), []).append(index)
+    for loads in sites.values():
+        for number in range(0, len(loads), 2):
+            pair = loads[number : number + 2]
+            tests = [use for load in pair for use in _tests(a, load)]
+            build = partial(changed, a.program, {use: _passed(a.statements[use]) for use in tests})
+            yield Mutant("turn not waited for", pair[0], a.statements[pair[0]], build, TURNS, (*pair, *tests))
+
+
+def _tests(a: Analysis, load: int) -> list[int]:
+    """The comparisons with what was loaded."""
+    found = a.flow_from(*a.statements[load].writes)
+    return sorted(use for use in found if a.statements[use].opcode.startswith("setp."))
+
+
+def _passed(at: Statement) -> Statement:
+    """A comparison that finds the count to be large enough."""
+    right = "eq" if at.opcode.startswith(("setp.ge", "setp.gt")) else "ne"
+    return replace(at, opcode=f"setp.{right}.b32", operands=(at.operands[0], "0", "0"))
 
 
 def weaker_order(a: Analysis) -> Iterator[Mutant]:
@@ -63,19 +78,21 @@ def gpu_fence_removed(a: Analysis) -> Iterator[Mutant]:
 
 
 def sum_changed(a: Analysis) -> Iterator[Mutant]:
-    """Left out, stored over what is there, or of other bytes."""
-    for index in a.of("cp.reduce.async.bulk.global", "red.relaxed"):
+    """Left out, stored over what is there, added to what is not there, or of half of the bytes."""
+    for index in a.of(REDUCTION, "red.relaxed", STORE):
         at = a.statements[index]
-        yield Mutant("sum removed", index, at, partial(a.program.without, index), VALUES)
-        if at.opcode.startswith("red."):
-            stored = replace(at, opcode="st.global.v4.f32")
+        yield Mutant("sum removed", index, at, partial(a.program.without, index), VALUES | SUMS)
+        if at.opcode.startswith(STORE):
+            other, operator = replace(at, opcode=f"{REDUCTION}.shared::cta.bulk_group.add.f32"), "first part added"
+        elif at.opcode.startswith(REDUCTION):
+            other, operator = replace(at, opcode=f"{STORE}.bulk_group"), "sum stored"
         else:
-            stored = replace(at, opcode="cp.async.bulk.global.shared::cta.bulk_group")
-            nbytes = a.constant(at.operands[2]) or integer(at.operands[2])
-            if nbytes:
-                half = partial(a.program.replaced, index, with_operand(at, 2, str(nbytes // 2)))
-                yield Mutant("half of a sum", index, at, half, VALUES)
-        yield Mutant("sum stored", index, at, partial(a.program.replaced, index, stored), SUMS | VALUES)
+            other, operator = replace(at, opcode="st.global.v4.f32"), "sum stored"
+        yield Mutant(operator, index, at, partial(a.program.replaced, index, other), SUMS | VALUES)
+        nbytes = None if at.opcode.startswith("red.") else a.constant(at.operands[2])
+        if nbytes:
+            build = partial(a.program.replaced, index, with_operand(at, 2, str(nbytes // 2)))
+            yield Mutant("half of a sum", index, at, build, VALUES)
 
 
 OPERATORS = (dependency, turn_not_waited_for, weaker_order, count, gpu_fence_removed, sum_changed)

@@ -38,6 +38,8 @@ class Trace(Observer):
         self._watched: list[tuple[int, int, set[str]]] = []
         """(first address, address behind the last, edges) of tensors in global memory."""
         self._fence: dict[Warp, int] = {}
+        self._met: dict[Warp, int] = {}
+        """The last named barrier, until something is touched behind it."""
         self._accessed: dict[Warp, int] = {}
         """The last access to shared memory, which bar.warp.sync ends for all lanes."""
 
@@ -82,8 +84,16 @@ class Trace(Observer):
     def entered(self, warp: Warp, at: Statement, barrier: NamedBarrier, threads: int, sync: bool) -> None:
         event = self.names.event(barrier.number) or f"named barrier {barrier.number}"
         self._touch(at, event.split(" of ")[0])
+        if not event.startswith("turn"):
+            self._met[warp] = self._index[id(at)]
         if event.startswith("rows"):
             self._touch(at, "o")
+
+    def _behind_barrier(self, warp: Warp, edges: set[str]) -> None:
+        """A barrier has to do with what its warps touch first behind it."""
+        index = self._met.pop(warp, None)
+        if index is not None:
+            self.edges[index].update(edges)
 
     # ---- memory
     def _buffers(self, words: Words) -> set[str]:
@@ -95,7 +105,9 @@ class Trace(Observer):
 
     def shared(self, warp: Warp, at: Statement, addresses: Addresses, nbytes: int, write: bool) -> None:
         if len(addresses):
-            self._touch(at, *self._buffers(np.asarray(addresses) // 4))
+            edges = self._buffers(np.asarray(addresses) // 4)
+            self._touch(at, *edges)
+            self._behind_barrier(warp, edges)
             self._accessed[warp] = self._index[id(at)]
 
     def memory(self, warp: Warp, at: Statement, addresses: Addresses, nbytes: int, write: bool) -> None:
@@ -120,6 +132,7 @@ class Trace(Observer):
     def issued(self, warp: Warp, operation: Operation) -> None:
         edges = self._buffers(operation.reads) | self._buffers(operation.writes)
         edges |= self._tensors(operation.global_range[0])
+        self._behind_barrier(warp, edges)
         self._touch(operation.at, *edges)
         if operation.kind == "wgmma":
             batch = self._fence.get(warp, -1)
