@@ -23,7 +23,7 @@ from .lanes import thread_of_warpgroup
 
 @dataclass(frozen=True)
 class AnyOrder:
-    """For a warp that writes by bulk operations of its elected lane: all add their parts to zeros, whenever they come."""
+    """For a warp that writes by bulk operations of its elected lane: all add their parts to zeros, in any order."""
 
     counters: cute.Tensor
     """(m_block, head), int32; nobody counts."""
