@@ -21,6 +21,7 @@ from fa3.config.backward import AnyKey, BackwardKey
 from fa3.config.types import KernelKey
 from fa3.kernels.backward import Backward, InRegisters
 from fa3.kernels.backward_finish import BackwardFinish
+from fa3.kernels.backward_pair import InPairs
 from fa3.kernels.backward_prepare import BackwardPrepare
 from fa3.kernels.backward_wide import ThroughShared
 from fa3.kernels.forward import DTYPES, Forward, PlainLoop
@@ -67,7 +68,7 @@ def artefacts(key: AnyKey) -> Artefacts:
     return Artefacts(key, ptx, cubin, ANSI.sub("", remarks.getvalue()), host.smem_bytes)
 
 
-DESIGNS: dict[str, Any] = {"registers": InRegisters, "shared": ThroughShared}
+DESIGNS: dict[str, Any] = {"registers": InRegisters, "shared": ThroughShared, "pairs": InPairs}
 BACKWARD_PARTS: dict[str, Any] = {
     "backward_prepare": BackwardPrepare,
     "backward": lambda key: Backward(key, DESIGNS[key.config.design]),

@@ -7,7 +7,7 @@ from typing import Literal
 
 from .types import ROWS_OF_WARPGROUP, DType, KernelKey
 
-Design = Literal["registers", "shared"]
+Design = Literal["registers", "shared", "pairs"]
 DQGemm = Literal["transposed", "rows", "lone"]
 DQStore = Literal["staged", "direct"]
 DQStart = Literal["cleared", "stored"]
@@ -37,13 +37,16 @@ class BackwardConfig:
     design: Design = "registers"
     """Where the GEMMs of dV and dK find P and dS. `registers`: each warpgroup owns 64 keys (`kernels/backward.py`).
     `shared`: the warpgroups share dK and dV out by dimensions, where those of 64 keys are too many registers
-    (`kernels/backward_wide.py`)."""
+    (`kernels/backward_wide.py`). `pairs`: as `shared`, and two CTAs exchange dS, so that each adds half of dQ
+    (`kernels/backward_pair.py`)."""
     stages_q: int = 2
     stages_do: int = 2
     stages_ds: int = 2
     """With one, the warpgroups meet twice in every step: before dS is overwritten, and when it is complete."""
     overlap_dq: bool = True
     """Whether dQ is started while dV is under way; not where registers are too few to keep both."""
+    scores_ahead: bool = False
+    """Whether S of the next query block is started before the last dQ of this one leaves; not in design `registers`."""
     dv_before_ds: bool = True
     """Whether dV is started before dS is computed; not where registers are too few for P in both precisions."""
     dq_gemm: DQGemm = "transposed"
@@ -58,6 +61,16 @@ class BackwardConfig:
     """Pieces in which a slice of dQ goes through shared memory."""
     stages_dq: int = 1
     """Pieces of each warpgroup that shared memory holds."""
+
+    @property
+    def cluster(self) -> int:
+        """CTAs that compute dQ together."""
+        return 2 if self.design == "pairs" else 1
+
+    @property
+    def dims_of_dq(self) -> int:
+        """Dimensions of dQ that a CTA computes."""
+        return self.head_dim // self.cluster
 
     @property
     def key_rows(self) -> int:
@@ -120,10 +133,11 @@ class BackwardKey:
         dims = f"d{c.head_dim}" if c.head_dim == c.head_dim_v else f"d{c.head_dim}v{c.head_dim_v}"
         mask = "causal" if c.causal else "full"
         only = "" if self.wanted == ALL else f"_only_{self.wanted}"
+        steps = "o" * c.overlap_dq + "v" * c.dv_before_ds + "a" * c.scores_ahead
         flags = "_dlse" * self.dlse + "_ordered" * self.deterministic + only
         return (
             f"{self.part}_{self.dtype}_{dims}_{mask}_m{c.tile_m}n{c.tile_n}"
-            f"_q{c.stages_q}do{c.stages_do}ds{c.stages_ds}{'o' * c.overlap_dq}{'v' * c.dv_before_ds}"
+            f"_q{c.stages_q}do{c.stages_do}ds{c.stages_ds}{steps}"
             f"_w{c.math_warpgroups}_{c.design}_{c.dq_gemm}_{c.dq_store}_{c.dq_start}{c.dq_pieces}s{c.stages_dq}{flags}"
         )
 

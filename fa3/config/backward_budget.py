@@ -37,9 +37,18 @@ def backward_topology(config: BackwardConfig, wanted: Wanted = ALL) -> Topology:
         Edge("q", "load", math, stages=config.stages_q, bytes=_with_rows(config.tile_m, config.head_dim)),
         Edge("do", "load", math, stages=config.stages_do, bytes=_with_rows(config.tile_m, config.head_dim_v)),
     ]
+    if exchanges(config, wanted):
+        dS = _tile(config.tile_n, config.tile_m)
+        edges.append(Edge("k_peer", "load", math, stages=1, bytes=_tile(config.tile_n, config.dims_of_dq)))
+        edges.append(Edge("ds_peer", math[0], math, stages=1, bytes=dS, across=True))
     if config.dq_store == "staged" and "q" in wanted:
         edges.append(Edge("dq", math[: config.dq_parts], ("dq_writer",), stages=config.dq_parts * config.stages_dq))
     return Topology.of(schedule, *edges)
+
+
+def exchanges(config: BackwardConfig, wanted: Wanted) -> bool:
+    """Whether two CTAs exchange dS."""
+    return config.cluster == 2 and "q" in wanted
 
 
 def backward_smem(config: BackwardConfig, wanted: Wanted = ALL) -> SharedMemoryPlan:
@@ -56,6 +65,9 @@ def backward_smem(config: BackwardConfig, wanted: Wanted = ALL) -> SharedMemoryP
         "do": k_major(c.tile_m, c.head_dim_v, ELEMENT_BITS, c.stages_do).bytes,
         **_exchanged(c),
     }
+    if exchanges(c, wanted):
+        swizzled["k_peer"] = k_major(c.tile_n, c.dims_of_dq, ELEMENT_BITS, 1).bytes
+        swizzled["ds_peer"] = swizzled["ds"]
     if c.dq_store == "staged":
         swizzled["dq"] = 4 * c.dq_piece * c.dq_parts * c.stages_dq
     for name in swizzled.keys() - _needed(c, wanted):
@@ -75,10 +87,10 @@ def _needed(c: BackwardConfig, wanted: Wanted) -> set[str]:
     needed = {"k", "v", "q", "do"}
     if "v" in wanted:
         needed.add("p")
-    if "q" in wanted or ("k" in wanted and c.design == "shared"):
+    if "q" in wanted or ("k" in wanted and c.design != "registers"):
         needed.add("ds")
-    if "q" in wanted and c.dq_store == "staged":
-        needed.add("dq")
+    if "q" in wanted:
+        needed |= {"dq", "k_peer", "ds_peer"}
     return needed
 
 
@@ -113,6 +125,8 @@ def check_backward(config: BackwardConfig) -> BackwardConfig:
             raise ValueError(f"{name} is {getattr(c, name)}; there is at least one")
     if c.tile_m % 16 or not 16 <= c.tile_m <= 128:
         raise ValueError(f"tile_m is {c.tile_m}; it must be a multiple of 16 from 16 to 128")
+    if c.scores_ahead and c.design == "registers":
+        raise ValueError("scores_ahead is True; in design 'registers' it costs registers that are not there")
     (_check_registers if c.design == "registers" else _check_shared)(c)
     for name in ("head_dim", "head_dim_v"):
         if getattr(c, name) % 32 or not 32 <= getattr(c, name) <= 256:
@@ -120,6 +134,11 @@ def check_backward(config: BackwardConfig) -> BackwardConfig:
     if c.dq_store == "direct" and c.dq_start != "cleared":
         raise ValueError(
             f"dq_store is 'direct': only the dQ writer can store the first part, dq_start is {c.dq_start!r}"
+        )
+    if c.design == "pairs" and (c.dq_store != "direct" or c.dims_of_dq != ROWS * c.math_warpgroups):
+        raise ValueError(
+            f"design 'pairs' has dq_store 'direct', and {ROWS} dimensions of dQ for each of {c.math_warpgroups} "
+            f"warpgroups of two CTAs; dq_store is {c.dq_store!r}, head_dim {c.head_dim}"
         )
     if c.dq_slice % (c.dq_pieces * VECTORS):
         raise ValueError(f"dq_pieces is {c.dq_pieces}; a slice of {c.dq_slice} has pieces of a multiple of {VECTORS}")

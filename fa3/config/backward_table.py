@@ -8,6 +8,7 @@ from .backward import BackwardConfig
 from .table import MAX_HEAD_DIM
 
 WIDE: dict[str, Any] = {"design": "shared", "tile_m": 64, "stages_ds": 1}
+PAIRS: dict[str, Any] = {**WIDE, "design": "pairs", "dq_store": "direct", "scores_ahead": True}
 
 BACKWARD: tuple[BackwardConfig, ...] = (
     BackwardConfig(64, 64, causal=False, tile_m=128, tile_n=128, dv_before_ds=False, dq_gemm="rows"),
@@ -20,8 +21,8 @@ BACKWARD: tuple[BackwardConfig, ...] = (
     BackwardConfig(192, 128, causal=True, tile_n=96, math_warpgroups=3, **WIDE),
     BackwardConfig(192, 192, causal=False, tile_n=96, math_warpgroups=3, stages_do=1, **WIDE),
     BackwardConfig(192, 192, causal=True, tile_n=96, math_warpgroups=3, stages_do=1, **WIDE),
-    BackwardConfig(256, 256, causal=False, tile_n=80, stages_q=1, stages_do=1, **WIDE),
-    BackwardConfig(256, 256, causal=True, tile_n=80, stages_q=1, stages_do=1, **WIDE),
+    BackwardConfig(256, 256, causal=False, tile_n=80, stages_do=1, **PAIRS),
+    BackwardConfig(256, 256, causal=True, tile_n=80, stages_do=1, **PAIRS),
 )
 """Rows in the order in which they are tried: the first that is wide enough wins."""
 

@@ -42,10 +42,10 @@ from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warp, warpgroup
 from cutlass.memory import SmemAllocator
 
 from fa3.config.backward import BackwardConfig, BackwardKey, Wanted
-from fa3.config.backward_budget import backward_registers, backward_topology, check_backward
+from fa3.config.backward_budget import backward_registers, backward_topology, check_backward, exchanges
 from fa3.config.types import ROWS_OF_WARPGROUP as ROWS
 from fa3.layouts.fragments_dsl import as_a_operand_16, rows_and_columns
-from fa3.pipeline.barriers import BarrierNames, CommonBarrier, WarpgroupBarrier
+from fa3.pipeline.barriers import BarrierNames, CommonBarrier, WarpgroupBarrier, meet_cluster
 from fa3.pipeline.call_site import call_site
 from fa3.pipeline.cursor import Cursor, Lockstep
 from fa3.pipeline.ring import Ring, init_barriers, make_rings
@@ -211,6 +211,8 @@ class Operands(NamedTuple):
     mD: cute.Tensor
     mdQ: cute.Tensor | None
     turns: cute.Tensor | None
+    k_peer: TmaOperand | None = None
+    """K again, in tiles of the columns that a CTA of a pair needs of the other's keys."""
 
 
 class Walk(NamedTuple):
@@ -246,6 +248,8 @@ class Load:
         self._load_tile("q", queries, q, walk.first)
         self._load_keys("v", self.plan.config.head_dim_v)
         self._load_tile("do", gradients, do, walk.first)
+        if cutlass.const_expr("k_peer" in self.rings):
+            self._load_keys_of_peer()
         cute.arch.griddepcontrol_wait()
         q = self._load_rows("q", queries, q, walk.first)
         do = self._load_rows("do", gradients, do, walk.first)
@@ -274,6 +278,19 @@ class Load:
         for i in cutlass.range_constexpr(c.key_slabs):
             box = boxes[None, tile.n_block * c.key_slabs + i]
             cute.copy(operand.atom, box, smem[None, i], tma_bar_ptr=ring.barrier(cursor))
+
+    @call_site
+    @cute.jit
+    def _load_keys_of_peer(self):
+        """Of the keys of the other CTA of a pair the columns that this one computes dQ of."""
+        c, tile, ring, operand = self.plan.config, self.walk.tile, self.rings["k_peer"], self.operands.k_peer
+        rank = cute.arch.block_idx_in_cluster()
+        keys = operand.coordinates[None, None, tile.head, tile.batch]
+        boxes = cute.local_tile(keys, (c.tile_n, c.dims_of_dq), (None, rank))
+        smem, boxes = partition(operand, self.shared["k_peer"], boxes)
+        cursor = ring.cursor()
+        ring.acquire(cursor)
+        cute.copy(operand.atom, boxes[None, tile.n_block ^ 1], smem[None, 0], tma_bar_ptr=ring.barrier(cursor))
 
     def _sources(self, head: Int32):
         """Of Q with LSE, and of dO with D."""
@@ -385,7 +402,7 @@ class Math:
         walk, c = self.walk, self.plan.config
         self.gemms.clear()
         first_key = walk.tile.n_block * c.tile_n + ROWS * self.warpgroup
-        cut = self.mask.cut_blocks(walk.tile.n_block)
+        cut = self.mask.cut_blocks(walk.tile.n_block, walk.first)
         steps, out = Lockstep.start(c.stages_q, c.stages_do, c.stages_ds), self.dq.cursor()
         self.rings["k"].wait(self.rings["k"].cursor())
         self.rings["v"].wait(self.rings["v"].cursor())
@@ -805,6 +822,7 @@ class Backward:
         stream,
     ):
         plan, c = self.design.plan(self.key), self.key.config
+        pairs = exchanges(c, self.key.wanted)
         operands = Operands(
             load_operand(sequence_major(q), plan.lQ, (c.tile_m, c.head_dim)),
             load_operand(sequence_major(k), plan.lK, (c.key_rows, c.head_dim)),
@@ -816,15 +834,18 @@ class Backward:
             _reversed(delta),
             _reversed(dq_accum) if "q" in self.key.wanted else None,
             _reversed(turns) if "q" in self.key.wanted else None,
+            load_operand(sequence_major(k), plan.lK_peer, (c.tile_n, c.dims_of_dq)) if pairs else None,
         )
         group = q.shape[2] // k.shape[2]
         row_bytes = (c.head_dim + c.head_dim_v) * plan.dtype.width // 8 + (c.head_dim + 2) * Float32.width // 8
         head_bytes = cutlass.Int64(q.shape[1]) * (row_bytes * group)
-        n_blocks = cute.ceil_div(k.shape[1], c.tile_n)
+        ctas = 2 if pairs else 1
+        n_blocks = cute.ceil_div(k.shape[1], c.tile_n * ctas)
         space = TileSpace.over(n_blocks, k.shape[2], k.shape[2], k.shape[0], head_bytes)
         self.kernel(operands, space, group, q.shape[1], k.shape[1], scale_log2, scale).launch(
-            grid=[space.count, 1, 1],
+            grid=[space.count * ctas, 1, 1],
             block=[c.threads, 1, 1],
+            cluster=[2, 1, 1] if pairs else None,
             min_blocks_per_mp=1,  # without it ptxas ignores setmaxnreg (C7508)
             use_pdl=True,
             stream=stream,
@@ -855,13 +876,22 @@ class Backward:
         barriers = storage.barriers.data_ptr()
         if warp_index == 0:
             init_barriers(plan.topology, barriers)
-        cute.arch.sync_threads()
+        pairs = exchanges(c, self.key.wanted)
+        if cutlass.const_expr(pairs):
+            meet_cluster()
+        else:
+            cute.arch.sync_threads()
 
         rings = make_rings(plan.topology, barriers)
         mask = self.mask(seqlen_q, seqlen_k, c.tile_m, c.tile_n)
         number, _, _ = cute.arch.block_idx()
-        tile = self.order(space).tile(number)
-        first = mask.first_block(tile.n_block)
+        if cutlass.const_expr(pairs):
+            tile = self.order(space).tile(number // 2)
+            first = mask.of_pairs().first_block(tile.n_block)  # both walk over the same query blocks
+            tile = KeyTile(2 * tile.n_block + cute.arch.block_idx_in_cluster(), tile.head, tile.batch)
+        else:
+            tile = self.order(space).tile(number)
+            first = mask.first_block(tile.n_block)
         walk = Walk(tile, tile.head * group, group, first, cute.ceil_div(seqlen_q, c.tile_m) - first)
         budget = backward_registers(c, self.key.wanted)
         if warp_index < 4:

@@ -29,7 +29,7 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import OperandMajorMode, warp
 
 from fa3.config.backward import BackwardConfig, BackwardKey, Wanted
-from fa3.config.backward_budget import backward_topology
+from fa3.config.backward_budget import backward_topology, exchanges
 from fa3.config.types import ROWS_OF_WARPGROUP as ROWS
 from fa3.layouts.fragments_dsl import rows_and_columns
 from fa3.pipeline.barriers import BarrierNames, CommonBarrier, WarpgroupBarrier
@@ -89,6 +89,9 @@ class WidePlan:
     lP: cute.ComposedLayout
     """P and dS, (key, query)."""
     lPt: cute.ComposedLayout
+    lK_peer: cute.ComposedLayout
+    """Of the keys of the other CTA of a pair, the columns that this one computes dQ of."""
+    lKt_peer: cute.ComposedLayout
     topology: Topology
     barriers: BarrierNames
     wanted: Wanted
@@ -113,6 +116,7 @@ class WidePlan:
             *both(c.tile_m, c.head_dim, c.stages_q),
             *both(c.tile_m, c.head_dim_v, c.stages_do),
             *both(c.tile_n, c.tile_m, 1),
+            *both(c.tile_n, c.dims_of_dq, 1),
         )
         return cls(
             c,
@@ -128,6 +132,10 @@ class WidePlan:
             barriers=BarrierNames((("ds", 1), ("rows", c.math_warpgroups))),
             wanted=key.wanted,
         )
+
+    @property
+    def pairs(self) -> bool:
+        return exchanges(self.config, self.wanted)
 
     @property
     def needs_p(self) -> bool:
@@ -158,6 +166,8 @@ class WidePlan:
             do: buffer(self.ldO)
             p: buffer_if(self.needs_p, dtype, self.lP)
             ds: buffer_if(self.needs_ds, dtype, self.lP)
+            k_peer: buffer_if(self.pairs, dtype, self.lK_peer)
+            ds_peer: buffer_if(self.pairs, dtype, self.lP)
             dq: cute.struct.Align[cute.struct.MemRange[Float32, dq_staging(c, self.wanted)], SMEM_ALIGNMENT]
 
         return Storage
@@ -168,6 +178,9 @@ class WidePlan:
         some = {}
         if dq_staging(c, self.wanted):
             some["dq"] = storage.dq.get_tensor(cute.make_layout((c.dq_piece, c.stages_dq, c.dq_parts)))
+        if self.pairs:
+            some |= {"k_peer": tiles(storage.k_peer, self.lK_peer), "k_peer t": tiles(storage.k_peer, self.lKt_peer)}
+            some |= {"ds_peer": tiles(storage.ds_peer, self.lP), "ds_peer t": tiles(storage.ds_peer, self.lPt)}
         if self.needs_p:
             some |= {"p": tiles(storage.p, self.lP), "p t": tiles(storage.p, self.lPt)}
         if self.needs_ds:
@@ -206,6 +219,7 @@ class Math:
     dv: "KeyGradient | NoKeyGradient"
     dk: "KeyGradient | NoKeyGradient"
     dq: "QueryGradient | NoQueryGradient"
+    start: "ScoresInTime | ScoresAhead"
     everyone: CommonBarrier
     mask: Any
     walk: Walk
@@ -218,37 +232,40 @@ class Math:
         self.dv.clear()
         self.dk.clear()
         first_key = walk.tile.n_block * c.tile_n + self.warpgroup * (c.tile_n // c.math_warpgroups)
-        cut = self.mask.cut_blocks(walk.tile.n_block)
+        cut = self.mask.cut_blocks(walk.tile.n_block, walk.first)
         q, do, out = self.rings["q"].cursor(), self.rings["do"].cursor(), self.dq.cursor()
         if cutlass.const_expr(c.dq_store == "direct"):
             cute.arch.griddepcontrol_wait()  # dQ is cleared by backward_prepare
         self.rings["k"].wait(self.rings["k"].cursor())
+        self.start.first(q)
         self.rings["v"].wait(self.rings["v"].cursor())
+        left = walk.heads * walk.blocks
         for h in cutlass.range(walk.heads, unroll=1):
             head = walk.first_head + h
             # first the blocks that the mask cuts, then those whose queries all see all keys
             for i in cutlass.range(cut, unroll=1):
                 self._probabilities(q, do)
                 self.mask.hide_columns(self.scores.acc_S, first_key, walk.first + i)
-                out = self._gradients(q, do, out, walk.first + i, head)
+                left = left - 1
+                out = self._gradients(q, do, out, walk.first + i, head, left == 0)
                 q, do = q.advance(), do.advance()
             for i in cutlass.range(walk.blocks - cut, unroll=1):
                 self._probabilities(q, do)
-                out = self._gradients(q, do, out, walk.first + cut + i, head)
+                left = left - 1
+                out = self._gradients(q, do, out, walk.first + cut + i, head, left == 0)
                 q, do = q.advance(), do.advance()
 
     @cute.jit
     def _probabilities(self, q: Cursor, do: Cursor):
         """S = Q K^T and P = exp(S - LSE), while dP = dO V^T is on its way."""
-        self.rings["q"].wait(q)
-        self.scores.start_scores(q)
+        self.start.this(q)
         self.rings["do"].wait(do)
         self.scores.start_dp(do)
         wait_gemms(1)
         self.scores.probabilities(q, self.scale_log2)
 
     @cute.jit
-    def _gradients(self, q: Cursor, do: Cursor, out: Cursor, m_block: Int32, head: Int32):
+    def _gradients(self, q: Cursor, do: Cursor, out: Cursor, m_block: Int32, head: Int32, is_last):
         """dS = P * (dP - D); both to shared memory; dV += P^T dO; dQ = dS K; dK += dS^T Q."""
         self.scores.take_p()
         wait_gemms(0)
@@ -260,18 +277,72 @@ class Math:
         self.dq.start(0)
         self.dv.start(do)
         self.dk.start(q)
-        wait_gemms(2)
-        out = self.dq.put(0, out, m_block, head)
-        wait_gemms(1)
-        self.rings["do"].release(do)
         if cutlass.const_expr(self.dq.slabs > 1):
+            wait_gemms(2)
+            out = self.dq.put(0, out, m_block, head)
+            wait_gemms(1)
+            self.rings["do"].release(do)
             self.dq.start(1)
-        wait_gemms(self.dq.slabs - 1)
-        self.rings["q"].release(q)
-        if cutlass.const_expr(self.dq.slabs > 1):
+            wait_gemms(1)
+            self.rings["q"].release(q)
             wait_gemms(0)
+            self.start.next(q, is_last)
             out = self.dq.put(1, out, m_block, head)
+        else:
+            wait_gemms(2)
+            out = self.dq.put(0, out, m_block, head)
+            wait_gemms(1)
+            self.rings["do"].release(do)
+            self.start.next(q, is_last)
+            wait_gemms(1)
+            self.rings["q"].release(q)
+        wait_gemms(0)
         return out
+
+
+@dataclass(frozen=True)
+class ScoresInTime:
+    """S of a query block is started when its step begins."""
+
+    ring: Ring
+    scores: "Scores"
+
+    def first(self, q: Cursor):
+        pass
+
+    @call_site
+    def this(self, q: Cursor):
+        self.ring.wait(q)
+        self.scores.start_scores(q)
+
+    def next(self, q: Cursor, is_last):
+        start_nothing()
+
+
+@dataclass(frozen=True)
+class ScoresAhead:
+    """S of a query block is started in the step before, so that the tensor cores have work while dQ leaves.
+
+    After the last block it is computed once more, for nothing: a branch around a GEMM serialises all of them (C7514).
+    """
+
+    ring: Ring
+    scores: "Scores"
+
+    @call_site
+    def first(self, q: Cursor):
+        self.ring.wait(q)
+        self.scores.start_scores(q)
+        wait_gemms(0)
+
+    def this(self, q: Cursor):
+        start_nothing()
+
+    @call_site
+    def next(self, q: Cursor, is_last):
+        following = q.advance_unless(is_last)
+        self.ring.wait(following)
+        self.scores.start_scores(following)
 
 
 @dataclass(frozen=True)
@@ -588,38 +659,12 @@ class ThroughShared:
         own: Int32,
         ordered: cutlass.Constexpr,
     ):
-        """What a math warpgroup does: the main loop, then dK and dV to where K and V were, and out."""
-        scale_log2, scale = scales
-        c = plan.config
-        everyone = CommonBarrier(plan.barriers.first("ds"), c.math_warpgroups)
-        scores = Scores.of(plan, shared, own)
-        dv, dk, dq = NoKeyGradient(), NoKeyGradient(), NoQueryGradient()
-        if cutlass.const_expr("v" in plan.wanted):
-            dv = KeyGradient.of(plan.dv, plan.dv_share, shared["do t"], shared["p"][None, None, 0], own)
-        if cutlass.const_expr("k" in plan.wanted):
-            dk = KeyGradient.of(plan.dk, plan.dk_share, shared["q t"], shared["ds"][None, None, 0], own)
+        """What a math warpgroup does."""
+        dq = NoQueryGradient()
         if cutlass.const_expr("q" in plan.wanted):
             way = _way_of_dq(plan, operands, rings, shared, mask, walk, own, ordered)
             dq = QueryGradient.of(plan, shared, way, walk.tile.batch, own)
-        Math(plan, rings, scores, dv, dk, dq, everyone, mask, walk, scale_log2, own).run()
-        for acc in dk.acc:
-            multiply(acc, scale)
-        results = [
-            (gradient, getattr(operands, f"d{name}"), name)
-            for gradient, name in ((dv, "v"), (dk, "k"))
-            if name in plan.wanted
-        ]
-        everyone.join()  # nobody reads K or V any more
-        for gradient, _, name in results:
-            gradient.store(shared[f"{name} t"][None, None, 0], plan.dtype)
-        cute.arch.fence_proxy("async.shared", space="cta")
-        everyone.join()
-        if own == 0:
-            if thread_of_warpgroup() < 32:
-                for _, target, name in results:
-                    _store_tile(target, shared[name], walk)
-                cute.arch.cp_async_bulk_commit_group()
-                cute.arch.cp_async_bulk_wait_group(0, read=True)
+        consume_through_shared(Math, dq, plan, operands, rings, shared, mask, walk, scales, own)
 
 
 def _way_of_dq(
@@ -628,10 +673,63 @@ def _way_of_dq(
     c = plan.config
     if c.dq_store == "staged":
         return StagedDQ.of(c, rings["dq"], shared["dq"], own)
-    counters = operands.turns[None, None, walk.tile.batch]
+    turnstile = turnstile_of_warpgroups(plan, operands, mask, walk.tile.n_block, walk.tile.batch, own, ordered)
+    return DirectDQ(operands.mdQ, turnstile, c.dq_slices // c.math_warpgroups)
+
+
+def turnstile_of_warpgroups(
+    plan: WidePlan, operands: Operands, mask, n_block: Int32, batch: Int32, own: Int32, ordered: bool
+) -> NoTurnstile | WarpgroupTurnstile:
+    """`n_block` counts key blocks, or pairs of them, as `mask` does."""
+    if not ordered:
+        return NoTurnstile()
     alone = WarpgroupBarrier(plan.barriers.first("rows"), own)
-    turnstile = WarpgroupTurnstile(counters, mask, walk.tile.n_block, c.math_warpgroups, alone)
-    return DirectDQ(operands.mdQ, turnstile if ordered else NoTurnstile(), c.dq_slices // c.math_warpgroups)
+    together = plan.config.math_warpgroups * plan.config.cluster
+    return WarpgroupTurnstile(operands.turns[None, None, batch], mask, n_block, together, alone)
+
+
+@cute.jit
+def consume_through_shared(
+    math: cutlass.Constexpr,
+    dq,
+    plan: cutlass.Constexpr,
+    operands: Operands,
+    rings,
+    shared,
+    mask,
+    walk: Walk,
+    scales,
+    own: Int32,
+):
+    """The main loop of `math`, then dK and dV to where K and V were, and out."""
+    scale_log2, scale = scales
+    everyone = CommonBarrier(plan.barriers.first("ds"), plan.config.math_warpgroups)
+    scores = Scores.of(plan, shared, own)
+    dv, dk = NoKeyGradient(), NoKeyGradient()
+    if cutlass.const_expr("v" in plan.wanted):
+        dv = KeyGradient.of(plan.dv, plan.dv_share, shared["do t"], shared["p"][None, None, 0], own)
+    if cutlass.const_expr("k" in plan.wanted):
+        dk = KeyGradient.of(plan.dk, plan.dk_share, shared["q t"], shared["ds"][None, None, 0], own)
+    start = (ScoresAhead if plan.config.scores_ahead else ScoresInTime)(rings["q"], scores)
+    math(plan, rings, scores, dv, dk, dq, start, everyone, mask, walk, scale_log2, own).run()
+    for acc in dk.acc:
+        multiply(acc, scale)
+    results = [
+        (gradient, getattr(operands, f"d{name}"), name)
+        for gradient, name in ((dv, "v"), (dk, "k"))
+        if name in plan.wanted
+    ]
+    everyone.join()  # nobody reads K or V any more
+    for gradient, _, name in results:
+        gradient.store(shared[f"{name} t"][None, None, 0], plan.dtype)
+    cute.arch.fence_proxy("async.shared", space="cta")
+    everyone.join()
+    if own == 0:
+        if thread_of_warpgroup() < 32:
+            for _, target, name in results:
+                _store_tile(target, shared[name], walk)
+            cute.arch.cp_async_bulk_commit_group()
+            cute.arch.cp_async_bulk_wait_group(0, read=True)
 
 
 def _store_tile(target: TmaOperand, source: cute.Tensor, walk: Walk):

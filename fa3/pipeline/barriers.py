@@ -118,3 +118,11 @@ def make_turns(kind: str, first: int, warpgroup: Int32, warpgroups: int) -> Ping
     if cutlass.const_expr(kind == "pingpong" and warpgroups > 1):
         return PingPong(first, warpgroup, warpgroups)
     return NoTurn()
+
+
+@call_site
+@cute.jit
+def meet_cluster():
+    """Every thread of the cluster that has not ended: what each wrote before, all can read after."""
+    cute.arch.cluster_arrive()
+    cute.arch.cluster_wait()

@@ -45,6 +45,12 @@ class Cursor:
         wrapped = _as_int(following == self.stages)
         return Cursor(following - wrapped * self.stages, self.phase ^ wrapped, self.stages)
 
+    def advance_unless(self, last: Any) -> Cursor:
+        """The next stage; after the last step this one again, as nothing more will come."""
+        following = self.stage + 1 - _as_int(last)
+        wrapped = _as_int(following == self.stages)
+        return Cursor(following - wrapped * self.stages, self.phase ^ wrapped, self.stages)
+
     def next_lap(self) -> Cursor:
         """The same stage one lap later: where a consumer of a private edge goes, which has one stage to itself."""
         return Cursor(self.stage, self.phase ^ 1, self.stages)

@@ -14,6 +14,9 @@ from dataclasses import dataclass, replace
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
+from cutlass._mlir.dialects import llvm
+from cutlass._mlir.dialects.nvvm import MemScopeKind
+from cutlass.cutlass_dsl import dsl_user_op
 
 from .call_site import call_site
 from .cursor import Cursor
@@ -73,12 +76,72 @@ class Ring:
             cute.arch.mbarrier_arrive(self.empty + cursor.stage)
 
 
+@dataclass(frozen=True)
+class PeerRing(Ring):
+    """An edge between the two CTAs of a cluster: each fills the stages of the other.
+
+    In `full` arrives what the peer sends, `empty` tells when the peer has read what it was sent. Between the last
+    release and the end of a CTA there must be a barrier of the cluster: a CTA that has ended cannot be told anything.
+    """
+
+    peer: Int32
+
+    @call_site
+    @cute.jit
+    def acquire(self, cursor: Cursor):
+        """Before something is sent, or what was sent is overwritten: waits until the peer has read the stage."""
+        cute.arch.mbarrier_wait(self.empty + cursor.stage, cursor.phase ^ 1)
+
+    @call_site
+    @cute.jit
+    def send(self, cursor: Cursor, source: cute.Pointer, target: cute.Pointer):
+        """One warp: sends a stage's bytes from here to the `target` of the peer, and expects as many from there."""
+        with cute.arch.elect_one():
+            full = self.full + cursor.stage
+            cute.arch.mbarrier_arrive_and_expect_tx(full, self.plan.edge.bytes)
+            copy_to_peer(target, source, self.plan.edge.bytes, full, self.peer)
+
+    @call_site
+    @cute.jit
+    def release(self, cursor: Cursor):
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive(self.empty + cursor.stage, self.peer, scope=MemScopeKind.CLUSTER)
+
+
+@dsl_user_op
+def copy_to_peer(target, source, nbytes: int, barrier, peer, *, loc=None, ip=None):
+    """Copies shared memory to the same CTA-relative address `target` of a peer, and reports to the peer's `barrier`."""
+    operands = [pointer.toint().ir_value(loc=loc, ip=ip) for pointer in (target, source, barrier)]
+    operands += [Int32(value).ir_value(loc=loc, ip=ip) for value in (nbytes, peer)]
+    text = """{
+        .reg .b32 far, bar;
+        mapa.shared::cluster.u32 far, $0, $4;
+        mapa.shared::cluster.u32 bar, $2, $4;
+        cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [far], [$1], $3, [bar];
+    }"""
+    llvm.inline_asm(
+        None,
+        operands,
+        text,
+        "r,r,r,r,r,~{memory}",
+        has_side_effects=True,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+        loc=loc,
+        ip=ip,
+    )
+
+
 def make_rings(topology: Topology, barriers: cute.Pointer) -> dict[str, Ring]:
     """Binds every edge to its barriers in shared memory (`topology.barriers` 64-bit words from `barriers`)."""
     rings = {}
     for plan in topology.plans:
         full = barriers + plan.first_barrier
-        rings[plan.edge.name] = Ring(plan, full, full + plan.edge.stages)
+        empty = full + plan.edge.stages
+        if plan.edge.across:
+            rings[plan.edge.name] = PeerRing(plan, full, empty, cute.arch.block_idx_in_cluster() ^ 1)
+        else:
+            rings[plan.edge.name] = Ring(plan, full, empty)
     return rings
 
 

@@ -32,6 +32,8 @@ class Edge:
     stages: int
     bytes: int = 0
     private: bool = False
+    across: bool = False
+    """From the producer of one CTA of a pair to the consumers of the other, by bulk copies; and the other way alike."""
 
     @property
     def producers(self) -> tuple[str, ...]:
@@ -75,7 +77,7 @@ class Topology:
         for edge in edges:
             _check(schedule, edge)
             readers = [schedule[name].issuing for name in edge.consumers]
-            writers = schedule[edge.producers[0]].issuing
+            writers = 1 if edge.across else schedule[edge.producers[0]].issuing
             plan = EdgePlan(edge, writers, readers[0] if edge.private else sum(readers), first)
             plans.append(plan)
             first += plan.barriers
@@ -104,14 +106,14 @@ def _check(schedule: RoleSchedule, edge: Edge) -> None:
         raise ValueError(f"edge {edge.name!r} has {edge.stages} stages; it needs at least one")
     if not edge.consumers:
         raise ValueError(f"edge {edge.name!r} has no consumer")
-    for name in set(edge.producers) & set(edge.consumers):
+    for name in set() if edge.across else set(edge.producers) & set(edge.consumers):
         raise ValueError(f"edge {edge.name!r}: role {name!r} would wait for itself")
     if len(set(edge.consumers)) != len(edge.consumers):
         raise ValueError(f"edge {edge.name!r} has a consumer twice: {edge.consumers}")
     for name in (*edge.producers, *edge.consumers):
         schedule[name]
     issuing = {schedule[name].issuing for name in edge.producers}
-    if edge.bytes > 0 and issuing != {1}:
+    if edge.bytes > 0 and issuing != {1} and not edge.across:
         raise ValueError(
             f"edge {edge.name!r} is filled by TMA: {edge.producer!r} must issue from one warp, "
             f"not {max(issuing)}, or the bytes are announced several times"

@@ -8,7 +8,7 @@ j + Sq - Sk on. What is hidden becomes a P of 0, and with it a dS of 0.
 Query rows past Sq need no mask: Q and dO are zeros there, and their LSE is +inf, so that P is 0.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import cutlass
@@ -38,12 +38,16 @@ class AllQueries:
         """How many of the key blocks that a query block sees come before this one in a fixed order of sums."""
         return n_block
 
+    def of_pairs(self):
+        """The same mask over pairs of key blocks."""
+        return replace(self, tile_n=2 * self.tile_n)
+
     @cute.jit
-    def cut_blocks(self, n_block: Int32):
-        """How many query blocks, from the first one on, need `hide`."""
+    def cut_blocks(self, n_block: Int32, first: Int32):
+        """How many query blocks, from block `first` on, need `hide`."""
         cut = Int32(0)
         if (n_block + 1) * self.tile_n > self.seqlen_k:
-            cut = cute.ceil_div(self.seqlen_q, self.tile_m)
+            cut = cute.ceil_div(self.seqlen_q, self.tile_m) - first
         return cut
 
     @cute.jit
@@ -83,11 +87,14 @@ class LaterQueries:
         last_key = last_row + self.seqlen_k - self.seqlen_q
         return last_key // self.tile_n - n_block
 
+    def of_pairs(self):
+        return replace(self, tile_n=2 * self.tile_n)
+
     @cute.jit
-    def cut_blocks(self, n_block: Int32):
+    def cut_blocks(self, n_block: Int32, first: Int32):
         clear_from = cutlass.max(self._seen_from((n_block + 1) * self.tile_n - 1), 0)
         clear = cutlass.min(cute.ceil_div(clear_from, self.tile_m), cute.ceil_div(self.seqlen_q, self.tile_m))
-        return clear - self.first_block(n_block)
+        return clear - first
 
     @cute.jit
     def hide(self, acc_P: cute.Tensor, first_key: Int32, m_block: Int32):
