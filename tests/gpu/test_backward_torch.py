@@ -74,6 +74,27 @@ def test_compiled_with_a_gradient_of_lse(device, incoming):
     check_gradient_tensors((q, k, v), got, do, dlse, causal=True)
 
 
+@pytest.mark.parametrize("wanted", ["q", "kv"])
+def test_compiled_with_some_gradients_only(device, wanted):
+    torch._dynamo.reset()
+    compiled = torch.compile(_block, fullgraph=True, backend="aot_eager")
+    q, k, v, do, _ = GradientCase(CASE).inputs(device)
+    got = gradients((q, k, v), do, wanted=wanted, attention=lambda q, k, v, *options: (compiled(q, k, v), None))
+    check_gradient_tensors((q, k, v), got, do, causal=True)
+    assert "".join(name for name, x in zip("qkv", got, strict=True) if x is not None) == wanted
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compiled_with_a_loss_behind_it(device, backend):
+    """The gradient of O is made by the compiler: one number with strides of 0."""
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda q, k, v: _block(q, k, v).sum(), fullgraph=True, backend=backend)
+    q, k, v, do, _ = GradientCase(CASE).inputs(device)
+    inputs = leaves(q, k, v)
+    got = torch.autograd.grad(compiled(*inputs), inputs)
+    check_gradient_tensors((q, k, v), got, torch.ones_like(do), causal=True)
+
+
 # ---- checkpointing
 
 
@@ -167,12 +188,13 @@ def test_the_forward_op_passes_the_checks_of_torch_library(device, requires_grad
     torch.library.opcheck(torch.ops.fa3.forward.default, (*inputs, 0.2, True, True))
 
 
+@pytest.mark.parametrize("mask", [(True, True, True), (True, False, False), (False, True, True)])
 @pytest.mark.parametrize("with_dlse", [False, True])
-def test_the_backward_op_passes_the_checks_of_torch_library(device, with_dlse):
+def test_the_backward_op_passes_the_checks_of_torch_library(device, with_dlse, mask):
     """In the deterministic mode, because the check compares two runs."""
     q, k, v, do, dlse = GradientCase(Case(70, 90, 64, 32, batch=2, heads_kv=2, group=2), incoming="both").inputs(device)
     o, lse = torch.ops.fa3.forward(q, k, v, 0.2, True)
-    arguments = (do, q, k, v, o, lse, dlse if with_dlse else None, 0.2, True, True)
+    arguments = (do, q, k, v, o, lse, dlse if with_dlse else None, 0.2, True, True, mask)
     torch.library.opcheck(torch.ops.fa3.backward.default, arguments)
 
 
