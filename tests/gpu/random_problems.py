@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import random
 import statistics
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import torch
 
 from benchmarks import environment
-from fa3 import cache, launch
+from fa3 import build, cache, launch
 from fa3._hardware import why_no_hopper
 from fa3.config.backward import AnyKey, BackwardConfig
 from fa3.config.backward_table import BACKWARD, backward_config
@@ -138,16 +136,10 @@ def _problem(problem: GradientCase) -> tuple[launch.Problem, Problem]:
 def compile_missing(keys: Sequence[AnyKey], processes: int) -> int:
     """Puts the kernels that are not on disk there, several at a time. Returns how many there were."""
     missing = [key for key in keys if launch.where(key)[0] == "to be compiled"]
-    if missing and cache.folder() is not None:
-        with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
-            list(pool.map(_compile, missing))
-    return len(missing)
-
-
-def _compile(key: AnyKey) -> None:
     folder = cache.folder()
-    if folder is not None:
-        launch.compile_to_disk(key, folder)
+    if missing and folder is not None:
+        build.build(missing, folder, processes)
+    return len(missing)
 
 
 # ---- the command

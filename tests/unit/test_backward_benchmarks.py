@@ -16,6 +16,7 @@ from benchmarks.problems import Problem
 from fa3._providers import sdpa
 from fa3.config.backward import PARTS
 from fa3.config.backward_table import BACKWARD
+from tests.gpu import compile as compile_ahead
 from tests.gpu import random_problems, reproduce
 from tests.unit.test_gpu_gradient_oracle import emulated
 
@@ -158,3 +159,9 @@ def test_without_a_gpu_the_commands_say_so(command, capsys):
         pytest.skip("there is a GPU")
     assert command([]) == 2
     assert "GPU" in capsys.readouterr().err
+
+
+def test_what_the_gpu_tests_launch_is_compiled_ahead():
+    """Random problems need no kernel that `tests.gpu.compile` leaves out."""
+    ahead = set(compile_ahead.keys())
+    assert set(random_problems.kernels(random_problems.draw(seed) for seed in range(300))) <= ahead
