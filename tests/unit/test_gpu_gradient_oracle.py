@@ -24,6 +24,7 @@ from tests.gpu.gradient_checking import (
     gradients,
 )
 from tests.gpu.gradient_oracle import expect_gradients
+from tests.gpu.guard import BORDER
 from tests.gpu.strategies import gradient_cases
 
 TILE = 48
@@ -253,3 +254,31 @@ def test_queries_of_one_key_on_the_emulator(incoming, seqlen_q, seqlen_k, causal
     with fa3.emulate():
         got = gradients((q, k, v), do, dlse, causal=causal)
     check_gradient_tensors((q, k, v), got, do, dlse, causal=causal)
+
+
+# ---- the host code between autograd and the kernels, with kernels that compute by the reference
+
+
+@pytest.mark.parametrize("wanted", ["qkv", "q", "kv"])
+@pytest.mark.parametrize("layout", ["contiguous", "odd_rows"])
+def test_everything_that_the_backward_allocates_is_guarded(stand_in, layout, wanted):
+    problem = GradientCase(Case(70, 90, 64, 64, group=2, causal=True), layout, "both", wanted=wanted)
+    assert gradient_verdict(problem, "cpu") is None
+    sums_and_turns = [
+        x
+        for arguments in stand_in.calls
+        for x in arguments
+        if isinstance(x, Tensor) and (x.dim() == 5 or (x.dim() == 3 and x.dtype == torch.int32))
+    ]
+    assert bool(sums_and_turns) == ("q" in wanted)
+    assert all(x.untyped_storage().nbytes() > 2 * BORDER * x.element_size() for x in sums_and_turns)
+
+
+def test_a_gradient_that_no_kernel_writes_is_seen(stand_in, monkeypatch):
+    def lazy(self, key, *arguments):
+        pass
+
+    monkeypatch.setattr(type(stand_in), "_backward", lazy)
+    complaint = gradient_verdict(GradientCase(Case(70, 90, 64, 64)), "cpu")
+    assert complaint is not None
+    assert "not finite" in complaint
