@@ -155,7 +155,7 @@ def _awaited(ctx: Any) -> tuple[bool, ...]:
     The engine then does not run the node behind it; about leaves it cannot be asked, and theirs are computed.
     """
     needed: tuple[bool, ...] = ctx.needs_input_grad[:3]
-    if _will_run is None:
+    if _will_run is None or torch.compiler.is_compiling():  # compiled autograd traces this, without an engine to ask
         return needed
     nodes = [node for node, _ in ctx.next_functions[:3]]
     return tuple(

@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 import torch
+from torch._dynamo import compiled_autograd
 from torch.utils.checkpoint import checkpoint
 
 import fa3
@@ -93,6 +94,17 @@ def test_compiled_with_a_loss_behind_it(device, backend):
     inputs = leaves(q, k, v)
     got = torch.autograd.grad(compiled(*inputs), inputs)
     check_gradient_tensors((q, k, v), got, torch.ones_like(do), causal=True)
+
+
+def test_compiled_autograd(device):
+    """The backward of an eager forward is traced into a graph of its own."""
+    torch._dynamo.reset()
+    q, k, v, do, _ = GradientCase(CASE).inputs(device)
+    inputs = leaves(q, k, v)
+    out, _ = differentiable(*(x * 1.0 for x in inputs), None, True)
+    with compiled_autograd._enable(lambda graph: torch.compile(graph, backend="aot_eager", fullgraph=True)):
+        out.backward(do)
+    check_gradient_tensors((q, k, v), tuple(x.grad for x in inputs), do, causal=True)
 
 
 # ---- checkpointing

@@ -12,6 +12,7 @@ from typing import get_args
 
 import pytest
 import torch
+from torch._dynamo import compiled_autograd
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -255,6 +256,34 @@ def test_the_backward_checks_what_it_gets(stand_in):
         torch.ops.fa3.backward(o, q, k, v, o, lse.double(), None, 0.3, True)
     with pytest.raises(ValueError, match="dlse has shape"):
         torch.ops.fa3.backward(o, q, k, v, o, lse, lse[:1], 0.3, True)
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_compiled_autograd(fullgraph, stand_in):
+    """The backward of an eager forward is traced into a graph of its own."""
+    torch._dynamo.reset()
+    inputs = qkv(requires_grad=True)
+    o = fa3.flash_attn_func(*(t * 1.0 for t in inputs))
+    do = torch.randn(o.shape).to(BF)
+    with compiled_autograd._enable(lambda graph: torch.compile(graph, backend="eager", fullgraph=fullgraph)):
+        o.backward(do)
+    close_gradients([t.grad for t in inputs], do, *inputs)
+
+
+def test_gradients_of_tensors_inside_a_graph(stand_in):
+    """Those that somebody waits for, by `inputs`, by retaining them or by a hook."""
+    q, k, v = (t * 1.0 for t in qkv(requires_grad=True))
+    o = fa3.flash_attn_func(q, k, v)
+    do = torch.randn(o.shape).to(BF)
+    every = torch.autograd.grad(o, (q, k, v), do, retain_graph=True)
+    close_gradients(every, do, q, k, v)
+    some = torch.autograd.grad(o, (v, q), do, retain_graph=True)
+    assert torch.equal(some[0], every[2]) and torch.equal(some[1], every[0])
+    seen = []
+    k.retain_grad()
+    k.register_hook(seen.append)
+    o.backward(do)
+    assert torch.equal(k.grad, every[1]) and torch.equal(seen[0], every[1])
 
 
 def test_without_gradients_no_node(stand_in):
