@@ -29,6 +29,10 @@ S and dP are computed transposed, so that P^T and dS^T come out as the A operand
 registers. `backward_prepare` has written LSE and D before, and cleared dQ; `backward_finish` scales and converts it.
 The three are chained by programmatic dependent launch: each may start before the one before it has ended, and whoever
 needs its results waits for them (`griddepcontrol_wait`).
+
+A key may want only some of dQ, dK and dV. What serves the others alone is then not there: kernels, roles, edges,
+buffers, and GEMMs, whose twins commit empty groups, so that the main loop waits for the same numbers of groups. For dV
+alone V and D are still loaded, unused.
 """
 
 from dataclasses import dataclass

@@ -69,7 +69,7 @@ def gemm_steps(c: BackwardConfig) -> dict[str, int]:
     """WGMMA instructions of a warpgroup for one query block: of dQ, dK, dV, and of dP."""
     dq_slabs = c.dq_slices // c.dq_parts
     steps = {"q": dq_slabs * c.tile_n // 16, "k": c.tile_m // 16, "v": c.tile_m // 16, "dp": c.head_dim_v // 16}
-    if c.design == "shared":
+    if c.design != "registers":
         for name, dim in (("k", c.head_dim), ("v", c.head_dim_v)):
             slabs = dim // 64
             steps[name] *= slabs if slabs % c.math_warpgroups else slabs // c.math_warpgroups

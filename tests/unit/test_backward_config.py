@@ -86,17 +86,19 @@ def test_a_key_holds_what_its_kernel_looks_at(wanted):
     assert keys[2:] == (backward_keys(ROW, "bf16")[2:] if "q" in wanted else ())
 
 
-@pytest.mark.parametrize("row", [ROW, WIDE], ids=str)
+@pytest.mark.parametrize("row", BACKWARD, ids=str)
 def test_fewer_gradients_need_less(row):
-    """Without dQ there are no edge and no room for it; in design `shared` P serves dV, and dS the other two."""
+    """Without dQ there are no edge and no room for it, nor for what two CTAs exchange for it. Where P and dS go through
+    shared memory, P serves dV, and dS the other two."""
 
     def buffers(wanted):
         return {field.name for field in backward_smem(row, wanted).fields}
 
-    assert "dq" in buffers("qkv") and "dq" not in buffers("kv")
+    assert buffers("kv").isdisjoint({"dq", "k_peer", "ds_peer"})
     assert {plan.edge.name for plan in backward_topology(row, "kv").plans} == {"k", "v", "q", "do"}
-    if row.design == "shared":
+    assert buffers("qk") - {"p"} == buffers("qkv") - {"p"}
+    if row.design == "registers":
+        assert "ds" in buffers("q") and "ds" not in buffers("kv")
+    else:
         assert ("p" in buffers("qk"), "ds" in buffers("qk")) == (False, True)
         assert ("p" in buffers("v"), "ds" in buffers("v")) == (True, False)
-    else:
-        assert "ds" in buffers("q") and "ds" not in buffers("kv")
