@@ -20,7 +20,7 @@ from fa3.emulator.mutate.mutant import BYTES, EARLY, NAMED, REGISTERS, STUCK, SU
 
 PACKAGE = Path(fa3.__file__).parent
 CAUSAL, FULL = "forward_bf16_d64_causal_*", "forward_bf16_d128_full_*"
-ORDERED = "backward_bf16_d64_causal_*_ordered"
+ORDERED, UNORDERED_SUMS = "backward_bf16_d64_causal_*_ordered", "backward_bf16_d64_causal_*[!d]"
 SECONDS = 300
 
 
@@ -144,16 +144,21 @@ PLANTED = {
     ),
     # ---- the backward: turns to add to dQ
     "dq out of turn": backward(
-        TURNSTILE, "wait_for_count(_place(self.counters, m_block, head), count)", "pass", SUMS, PUT
+        TURNSTILE, "wait_for_count(_place(self.counters, m_block, head), rank)", "pass", SUMS, PUT
     ),
     "dq one turn too early": backward(
         TURNSTILE,
-        "self._wait_for(self.n_block, m_block, head)",
-        "self._wait_for(self.n_block - 1, m_block, head)",
+        "wait_for_count(_place(self.counters, m_block, head), rank)",
+        "wait_for_count(_place(self.counters, m_block, head), rank - 1)",
         SUMS,
         PUT,
     ),
-    "counted before dq is complete": backward(TURNSTILE, "cute.arch.cp_async_bulk_wait_group(0)  #", "#", SUMS, PUT),
+    "counted before dq is complete": backward(
+        TURNSTILE, "cute.arch.cp_async_bulk_wait_group(younger)", "pass", SUMS, PUT
+    ),
+    "added before the first part is there": Planted(
+        TURNSTILE, "wait_for_count(place, Int32(2))", "pass", SUMS, PUT, UNORDERED_SUMS
+    ),
     "counted without release": backward(TURNSTILE, "red.release.gpu", "red.relaxed.gpu", SUMS, PUT),
     # ---- the backward: dQ on its way to the writer
     "dq without a proxy fence": backward(DQ, FENCE, "pass", PROXY, PUT),

@@ -54,7 +54,7 @@ def _passed(at: Statement) -> Statement:
 
 def weaker_order(a: Analysis) -> Iterator[Mutant]:
     """A counter that is added to, or looked at, without handing anything over."""
-    for opening, strong in (("red.release", ".release"), ("ld.acquire", ".acquire")):
+    for opening, strong in (("red.release", ".release"), ("ld.acquire", ".acquire"), ("atom.acquire", ".acquire")):
         for index in a.of(opening):
             at = a.statements[index]
             other = replace(at, opcode=at.opcode.replace(strong, ".relaxed"))
