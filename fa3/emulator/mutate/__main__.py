@@ -33,7 +33,7 @@ def keys() -> list[KernelKey]:
 
 
 def backward_keys() -> list[BackwardKey]:
-    """Likewise of the backward: those that sum dQ in a fixed order, and at head dim 64 the others, which find out who is
+    """Likewise of the backward: those that sum dQ in a fixed order, and at head dim 64 the others, which know who is
     first in another way."""
     found = [key for key in record.backward_keys() if key.dtype == "bf16"]
     return [key for key in found if key.deterministic or key.config.head_dim == 64]
