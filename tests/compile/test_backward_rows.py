@@ -144,11 +144,11 @@ def test_dq_leaves_by_the_writer_or_in_vectors(compiled):
 
 
 def test_who_looks_at_counters(compiled):
-    """The dQ writer, to learn who is first, or whose turn it is; where warpgroups add by themselves, only for turns."""
+    """Whoever takes turns, or must learn who is first."""
     key, _, listing = compiled
     opcodes = Counter(instruction.opcode for instruction in listing.instructions)
     counted = opcodes["REDG.E.ADD.STRONG.GPU"], named(opcodes, "LDG.E.STRONG.GPU")
-    assert all(counted) if key.deterministic or key.config.dq_store == "staged" else not any(counted)
+    assert all(counted) if key.deterministic or key.config.dq_start == "stored" else not any(counted)
 
 
 def test_the_chain_waits_and_lets_go(compiled):

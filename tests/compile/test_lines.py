@@ -28,8 +28,9 @@ pytestmark = pytest.mark.compile
 )
 SMALL, WIDE = backward_config(64, 64, True), backward_config(256, 256, True)
 STAGED = BackwardKey("backward", SMALL, "bf16", deterministic=True)
-UNORDERED = BackwardKey("backward", SMALL, "bf16")
-DIRECT = BackwardKey("backward", replace(WIDE, dq_store="direct", dq_pieces=1, stages_dq=1), "bf16", deterministic=True)
+STORED = BackwardKey("backward", replace(SMALL, dq_start="stored"), "bf16")
+ADDED = replace(WIDE, dq_store="direct", dq_start="cleared", dq_pieces=1, stages_dq=1)
+DIRECT = BackwardKey("backward", ADDED, "bf16", deterministic=True)
 KERNELS = Path(kernels.__file__).parent
 
 COMMON = {
@@ -68,12 +69,16 @@ OF_BACKWARD = {
 OF_STAGED = {
     **OF_BACKWARD,
     "cp.reduce.async.bulk": ("add_to_global(",),
-    "cp.async.bulk.global": ("store_to_global(",),
 }
-OF_UNORDERED = {**OF_STAGED, "atom.acquire": ("turnstile.wait(",), "bar.warp.sync": ("sync_warp()",)}
+OF_STORED = {
+    **OF_STAGED,
+    "cp.async.bulk.global": ("store_to_global(",),
+    "atom.acquire": ("turnstile.wait(",),
+    "bar.warp.sync": ("sync_warp()",),
+}
 OF_DIRECT = {**OF_BACKWARD, "fence.acq_rel": ("turnstile.give(",), "red.relaxed": ("add_vector(",)}
 del OF_DIRECT["bar.warp.sync"]
-CALLS = {FORWARD: OF_FORWARD, STAGED: OF_STAGED, UNORDERED: OF_UNORDERED, DIRECT: OF_DIRECT}
+CALLS = {FORWARD: OF_FORWARD, STAGED: OF_STAGED, STORED: OF_STORED, DIRECT: OF_DIRECT}
 """Kernel -> the instructions that synchronise, and what the line that asks for each of them holds."""
 
 EXAMPLES = (

@@ -204,10 +204,10 @@ def _key_blocks(key: BackwardKey, exact: Exact) -> Tensor:
 
 
 def cleared(key: BackwardKey, exact: Exact) -> Tensor:
-    """Whether backward_prepare sets the sum of a query block to 0: all of them, or, where the first key block stores
+    """Whether backward_prepare sets the sum of a query block to 0: all of them, or, where whoever comes first stores
     its part, those that no key block sees."""
     blocks = _key_blocks(key, exact)
-    return torch.ones_like(blocks, dtype=torch.bool) if key.config.dq_store == "direct" else blocks == 0
+    return blocks == 0 if key.config.dq_start == "stored" else torch.ones_like(blocks, dtype=torch.bool)
 
 
 def _turns(key: BackwardKey, exact: Exact, turns: Tensor) -> Tensor:
