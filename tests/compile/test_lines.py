@@ -69,6 +69,7 @@ OF_BACKWARD = {
 OF_STAGED = {
     **OF_BACKWARD,
     "cp.reduce.async.bulk": ("add_to_global(",),
+    "cp.async.bulk.global": ("store_to_global(",),
 }
 OF_STORED = {
     **OF_STAGED,
