@@ -73,7 +73,8 @@ def through_shared(c: BackwardConfig) -> tuple[Counter[str], Counter[str]]:
     found = mma(c.tile_n // c.math_warpgroups, "SS", (c.head_dim + c.head_dim_v) // K)
     for share in (Share.of(c.head_dim_v, c), Share.of(c.head_dim, c)):
         found += mma(share.keys, "SS", share.slabs * c.tile_m // K)
-    return found, mma(c.tile_m, "SS", c.dq_slices // c.math_warpgroups * c.tile_n // K)
+    slabs, keys = c.dims_of_dq // ROWS // c.math_warpgroups, c.tile_n * c.cluster
+    return found, mma(c.tile_m, "SS", slabs * keys // K)
 
 
 def test_the_main_loops_hold_the_five_gemms_and_no_more(compiled):
@@ -139,7 +140,7 @@ def test_dq_leaves_by_the_writer_or_in_vectors(compiled):
         assert report.mix["UBLKRED"] == c.dq_parts * c.dq_rounds, "one bulk operation for each piece, of the dQ writer"
         assert not any(named(loop, "UBLKRED") + named(loop, "REDG") for loop in loops), "no math warpgroup adds"
     else:
-        of_thread = c.dq_slices // c.math_warpgroups * c.dq_slice // 128 // 4
+        of_thread = c.tile_m * c.dims_of_dq // c.math_warpgroups // 128 // 4
         assert report.mix["UBLKRED"] == 0 and set(vectors) == {of_thread}
 
 
