@@ -82,7 +82,8 @@ def test_the_main_loops_hold_the_five_gemms_and_no_more(compiled):
     c = key.config
     gemms, dq = (in_registers if c.design == "registers" else through_shared)(c)
     wanted = [gemms + dq, gemms] if c.dq_gemm == "lone" else [gemms + dq]
-    loops = [Counter(loop.mma) for loop in report.main_loops]
+    asked = {f"{form.shape} {form.operands}" for form in report.wgmma}  # ptxas may add an m64n8k16 of its own
+    loops = [Counter({form: n for form, n in loop.mma.items() if form in asked}) for loop in report.main_loops]
     assert all(loop in wanted for loop in loops) and all(each in loops for each in wanted)
     assert {form.types for form in report.wgmma} == {WGMMA_TYPES[key.dtype]}
     for form in report.wgmma:
