@@ -87,7 +87,8 @@ def sum_changed(a: Analysis) -> Iterator[Mutant]:
         elif at.opcode.startswith(REDUCTION):
             other, operator = replace(at, opcode=f"{STORE}.bulk_group"), "sum stored"
         else:
-            other, operator = replace(at, opcode="st.global.v4.f32"), "sum stored"
+            vector = ".v4" if ".v4" in at.opcode else ""
+            other, operator = replace(at, opcode=f"st.global{vector}.f32"), "sum stored"
         yield Mutant(operator, index, at, partial(a.program.replaced, index, other), SUMS | VALUES)
         nbytes = None if at.opcode.startswith("red.") else a.constant(at.operands[2])
         if nbytes:
