@@ -3,11 +3,13 @@
 A ring's cursor that a loop does not carry (advanced in a helper that does not return it, say) compiles without a word.
 Its wait then asks for parity 0 in every iteration, and the kernel reads stage 0 over and over, or hangs. In the PTX
 this shows as an `mbarrier.try_wait.parity` inside a loop whose parity is a literal, or a register that is the same
-in every iteration of the innermost loop around it. A ring of any depth flips its phase, so no right kernel has one.
+in every iteration of the innermost loop around it. A ring of any depth flips its phase, so that a right kernel has one
+only where an iteration goes around a ring twice: it then waits as often for one parity as for the other.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from fa3.sass.flow import Loop
@@ -31,14 +33,20 @@ def frozen_waits(ptx: str) -> tuple[FrozenWait, ...]:
     """All such waits of a kernel; empty for one whose cursors move."""
     body = parse_body(ptx)
     loops = [loop for loop in body.graph.loops if not _only_waits(body, loop)]  # outermost first
-    found = []
+    found: list[tuple[Loop, FrozenWait]] = []
     for index, statement in enumerate(body.statements):
         if not _is_wait(statement):
             continue
         around = [loop for loop in loops if body.graph.block_of[index] in loop.blocks]
         if around and not set(statement.operands[2:3]) & _changing(body, around[-1]):
-            found.append(FrozenWait(statement.source, statement.operands[1], statement.operands[2]))
-    return tuple(found)
+            found.append((around[-1], FrozenWait(statement.source, statement.operands[1], statement.operands[2])))
+    counts = Counter((id(loop), wait.address, wait.parity) for loop, wait in found)
+
+    def goes_around(loop: Loop, wait: FrozenWait) -> bool:
+        zeros, ones = (counts[id(loop), wait.address, parity] for parity in ("0", "1"))
+        return wait.parity in ("0", "1") and zeros == ones
+
+    return tuple(wait for loop, wait in found if not goes_around(loop, wait))
 
 
 def _is_wait(statement: Statement) -> bool:

@@ -73,7 +73,8 @@ def through_shared(c: BackwardConfig) -> tuple[Counter[str], Counter[str]]:
     found = mma(c.tile_n // c.math_warpgroups, "SS", (c.head_dim + c.head_dim_v) // K)
     for share in (Share.of(c.head_dim_v, c), Share.of(c.head_dim, c)):
         found += mma(share.keys, "SS", share.slabs * c.tile_m // K)
-    return found, mma(c.tile_m, "SS", c.dq_slices // c.math_warpgroups * c.tile_n // K)
+    slabs, keys = c.dims_of_dq // ROWS // c.math_warpgroups, c.tile_n * c.cluster
+    return found, mma(c.tile_m, "SS", slabs * keys // K)
 
 
 def test_the_main_loops_hold_the_five_gemms_and_no_more(compiled):
@@ -81,7 +82,8 @@ def test_the_main_loops_hold_the_five_gemms_and_no_more(compiled):
     c = key.config
     gemms, dq = (in_registers if c.design == "registers" else through_shared)(c)
     wanted = [gemms + dq, gemms] if c.dq_gemm == "lone" else [gemms + dq]
-    loops = [Counter(loop.mma) for loop in report.main_loops]
+    asked = {f"{form.shape} {form.operands}" for form in report.wgmma}  # ptxas may add an m64n8k16 of its own
+    loops = [Counter({form: n for form, n in loop.mma.items() if form in asked}) for loop in report.main_loops]
     assert all(loop in wanted for loop in loops) and all(each in loops for each in wanted)
     assert {form.types for form in report.wgmma} == {WGMMA_TYPES[key.dtype]}
     for form in report.wgmma:
@@ -136,18 +138,19 @@ def test_dq_leaves_by_the_writer_or_in_vectors(compiled):
     c, loops = key.config, main_loops(listing)
     vectors = [named(loop, "REDG.E.ADD.F32x4") for loop in loops]
     if c.dq_store == "staged":
-        assert report.mix["UBLKRED"] == c.dq_slices, "one bulk operation for each slice, of the dQ writer"
+        assert report.mix["UBLKRED"] == c.dq_parts * c.dq_rounds, "one bulk operation for each piece, of the dQ writer"
         assert not any(named(loop, "UBLKRED") + named(loop, "REDG") for loop in loops), "no math warpgroup adds"
     else:
-        of_thread = c.dq_slices // c.math_warpgroups * c.dq_slice // 128 // 4
+        of_thread = c.tile_m * c.dims_of_dq // c.math_warpgroups // 128 // 4
         assert report.mix["UBLKRED"] == 0 and set(vectors) == {of_thread}
 
 
-def test_only_an_ordered_kernel_looks_at_counters(compiled):
+def test_who_looks_at_counters(compiled):
+    """Whoever takes turns, or must learn who is first."""
     key, _, listing = compiled
     opcodes = Counter(instruction.opcode for instruction in listing.instructions)
     counted = opcodes["REDG.E.ADD.STRONG.GPU"], named(opcodes, "LDG.E.STRONG.GPU")
-    assert all(counted) if key.deterministic else not any(counted)
+    assert all(counted) if key.deterministic or key.config.dq_start == "stored" else not any(counted)
 
 
 def test_the_chain_waits_and_lets_go(compiled):

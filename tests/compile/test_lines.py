@@ -5,6 +5,7 @@ the main loop, not a line of `Ring` that all rings and roles share.
 """
 
 import re
+from dataclasses import replace
 from functools import cache
 from linecache import getline
 from pathlib import Path
@@ -25,9 +26,11 @@ pytestmark = pytest.mark.compile
     for key in table_keys()
     if (key.dtype, key.config.head_dim, key.config.head_dim_v, key.config.causal) == ("bf16", 64, 64, True)
 )
-STAGED, DIRECT = (
-    BackwardKey("backward", backward_config(dim, dim, True), "bf16", deterministic=True) for dim in (64, 256)
-)
+SMALL, WIDE = backward_config(64, 64, True), backward_config(256, 256, True)
+STAGED = BackwardKey("backward", SMALL, "bf16", deterministic=True)
+STORED = BackwardKey("backward", replace(SMALL, dq_start="stored"), "bf16")
+ADDED = replace(WIDE, dq_store="direct", dq_start="cleared", dq_pieces=1, stages_dq=1)
+DIRECT = BackwardKey("backward", ADDED, "bf16", deterministic=True)
 KERNELS = Path(kernels.__file__).parent
 
 COMMON = {
@@ -40,8 +43,8 @@ COMMON = {
     "wgmma.wait_group": ("wait_gemms(",),
     "cp.async.bulk.tensor": ("cute.copy(",),
     "cp.async.bulk.commit_group": ("cp_async_bulk_commit_group(",),
-    "cp.async.bulk.wait_group": ("cp_async_bulk_wait_group(", "turnstile.give("),
-    "fence.proxy": ("fence_proxy(", "turnstile.give("),
+    "cp.async.bulk.wait_group": ("cp_async_bulk_wait_group(", "turnstile."),
+    "fence.proxy": ("fence_proxy(", "turnstile."),
 }
 WGMMA = ("wgmma.fence", "wgmma.mma_async", "wgmma.commit_group")
 OF_FORWARD = {
@@ -58,12 +61,25 @@ OF_BACKWARD = {
     "griddepcontrol.launch_dependents": ("griddepcontrol_launch_dependents()",),
     "cp.async.bulk.shared": ("load_row(",),
     "ld.acquire": ("turnstile.wait(",),
-    "red.release": ("turnstile.give(",),
+    "red.release": ("turnstile.",),
+    "mbarrier.try_wait": (*COMMON["mbarrier.try_wait"], "_load_keys(", "_load_tile("),
+    "mbarrier.arrive.expect_tx": ("_load_keys(", "_load_tile("),
+    "cp.async.bulk.tensor": ("cute.copy(", "_load_keys(", "_load_tile("),
 }
-OF_STAGED = {**OF_BACKWARD, "cp.reduce.async.bulk": ("add_to_global(",)}
+OF_STAGED = {
+    **OF_BACKWARD,
+    "cp.reduce.async.bulk": ("add_to_global(",),
+    "cp.async.bulk.global": ("store_to_global(",),
+}
+OF_STORED = {
+    **OF_STAGED,
+    "cp.async.bulk.global": ("store_to_global(",),
+    "atom.acquire": ("turnstile.wait(",),
+    "bar.warp.sync": ("sync_warp()",),
+}
 OF_DIRECT = {**OF_BACKWARD, "fence.acq_rel": ("turnstile.give(",), "red.relaxed": ("add_vector(",)}
 del OF_DIRECT["bar.warp.sync"]
-CALLS = {FORWARD: OF_FORWARD, STAGED: OF_STAGED, DIRECT: OF_DIRECT}
+CALLS = {FORWARD: OF_FORWARD, STAGED: OF_STAGED, STORED: OF_STORED, DIRECT: OF_DIRECT}
 """Kernel -> the instructions that synchronise, and what the line that asks for each of them holds."""
 
 EXAMPLES = (

@@ -144,16 +144,18 @@ PLANTED = {
     ),
     # ---- the backward: turns to add to dQ
     "dq out of turn": backward(
-        TURNSTILE, "wait_for_count(_place(self.counters, m_block, head), count)", "pass", SUMS, PUT
+        TURNSTILE, "wait_for_count(_place(self.counters, m_block, head), rank)", "pass", SUMS, PUT
     ),
     "dq one turn too early": backward(
         TURNSTILE,
-        "self._wait_for(self.n_block, m_block, head)",
-        "self._wait_for(self.n_block - 1, m_block, head)",
+        "wait_for_count(_place(self.counters, m_block, head), rank)",
+        "wait_for_count(_place(self.counters, m_block, head), rank - 1)",
         SUMS,
         PUT,
     ),
-    "counted before dq is complete": backward(TURNSTILE, "cute.arch.cp_async_bulk_wait_group(0)  #", "#", SUMS, PUT),
+    "counted before dq is complete": backward(
+        TURNSTILE, "cute.arch.cp_async_bulk_wait_group(younger)", "pass", SUMS, PUT
+    ),
     "counted without release": backward(TURNSTILE, "red.release.gpu", "red.relaxed.gpu", SUMS, PUT),
     # ---- the backward: dQ on its way to the writer
     "dq without a proxy fence": backward(DQ, FENCE, "pass", PROXY, PUT),

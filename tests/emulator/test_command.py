@@ -89,6 +89,28 @@ def test_the_timeline_and_its_files(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert len(json.loads(trace.read_text())["traceEvents"]) > 100
 
 
+@pytest.mark.parametrize("kernel", ["backward", "backward_prepare", "backward_finish"])
+def test_the_kernels_of_the_backward(kernel: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["check", kernel, *SMALL, "--policy", "late"]) == 0
+    assert f"of {kernel}_bf16_d64_full" in capsys.readouterr().out
+
+
+def test_only_some_gradients_in_order(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--policy", "late", "--wanted", "q", "--deterministic", "--causal"]
+    assert command.main(["check", "backward", *SMALL, *options]) == 0
+    assert "_ordered_only_q" in capsys.readouterr().out
+    assert command.main(["check", "backward_finish", *SMALL, "--wanted", "kv"]) == 2
+
+
+def test_the_timeline_of_a_backward_shows_the_writer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = tmp_path / "t.png"
+    options = ["--head-dim", "64", "--queries", "512", "--out", str(picture)]
+    assert command.main(["timeline", "backward", *options]) == 0
+    printed = capsys.readouterr().out
+    assert "(load)" in printed and "(dq_writer)" in printed and "softmax" in printed and "gradient" in printed
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+
+
 def test_equal_findings_of_several_problems_are_one() -> None:
     place = Place.of("load", 0, None)
     report = Report([Finding("deadlock", "k", place, "x", "y", schedules=[name]) for name in ("a", "b")])

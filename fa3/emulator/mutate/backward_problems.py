@@ -139,16 +139,18 @@ def _main_dq(key: BackwardKey, exact: Exact, run: KernelRun) -> tuple[Output, ..
     run.starts["dq_accum"] = sums.masked_fill_(~cleared(key, exact)[:, None, None], math.nan)
     read = partial(sums_in_rows, key.config, rows=dq.shape[1], columns=dq.shape[3])
     right = dq / exact.scale
-    return (
-        Output("dq_accum", right, TOLERANCE[key.dtype] * _largest(right), read, _blind(exact)),
-        Output("turns", _turns(key, exact, tensors["turns"]), 0.0),
-    )
+    found = Output("dq_accum", right, TOLERANCE[key.dtype] * _largest(right), read, _blind(exact))
+    if not key.deterministic:
+        return (found,)
+    return found, Output("turns", _turns(key, exact, tensors["turns"]), 0.0)
 
 
 def _finished(key: BackwardKey, exact: Exact, run: KernelRun) -> tuple[Output, ...]:
     sums = run.launch.tensors["dq_accum"]
     sums.copy_(torch.randn(sums.shape, generator=torch.Generator().manual_seed(SEED)))
     dq = exact.scale * sums_in_rows(key.config, sums, exact.q.shape[1], exact.q.shape[3])
+    seen = reference.visible(exact.q.shape[1], exact.k.shape[1], key.config.causal).sum(1)
+    dq[:, seen == 1] = 0.0  # exp(S - LSE) is 1 there whatever S is
     return (Output("dq", dq, TOLERANCE[key.dtype] * _largest(dq)),)
 
 
@@ -202,18 +204,14 @@ def _key_blocks(key: BackwardKey, exact: Exact) -> Tensor:
 
 
 def cleared(key: BackwardKey, exact: Exact) -> Tensor:
-    """Whether backward_prepare sets the sum of a query block to 0: all of them, or, where the first key block stores
+    """Whether backward_prepare sets the sum of a query block to 0: all of them, or, where whoever comes first stores
     its part, those that no key block sees."""
     blocks = _key_blocks(key, exact)
-    return torch.ones_like(blocks, dtype=torch.bool) if key.config.dq_store == "direct" else blocks == 0
+    return blocks == 0 if key.config.dq_start == "stored" else torch.ones_like(blocks, dtype=torch.bool)
 
 
 def _turns(key: BackwardKey, exact: Exact, turns: Tensor) -> Tensor:
-    """How often each query block has been counted: by every key block that it sees, or only by the first, which
-    stores; by each of their warpgroups where they add by themselves."""
-    c, counts = key.config, _key_blocks(key, exact)
-    if c.dq_store == "direct":
-        counts = counts * c.math_warpgroups * key.deterministic
-    elif not key.deterministic:
-        counts = counts.clamp(max=1)
-    return counts.expand(turns.shape).double()
+    """How often each query block has been counted: by every key block that it sees, and by each of their warpgroups
+    where they add by themselves."""
+    each = key.config.math_warpgroups if key.config.dq_store == "direct" else 1
+    return (each * _key_blocks(key, exact)).expand(turns.shape).double()

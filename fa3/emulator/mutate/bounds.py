@@ -32,7 +32,7 @@ EXTENT = STUCK | UNEVEN | VALUES | EARLY | UNORDERED | BYTES | NAMED | SUMS | {
     "out of bounds", "endless", "counter", "wrong block", "wrong mask"
 }  # fmt: skip
 """A role does more or less than the others, or than there is to do."""
-BARRIERS, COPIES = ("mbarrier.", "bar."), ("cp.async.bulk", "st.global")
+BARRIERS, COPIES = ("mbarrier.", "bar."), ("cp.async.bulk", "cp.reduce.async.bulk", "st.global", "ld.acquire", "red.")
 HIDDEN = VALUES | {"wrong mask"}
 
 

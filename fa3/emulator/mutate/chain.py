@@ -54,7 +54,7 @@ def _passed(at: Statement) -> Statement:
 
 def weaker_order(a: Analysis) -> Iterator[Mutant]:
     """A counter that is added to, or looked at, without handing anything over."""
-    for opening, strong in (("red.release", ".release"), ("ld.acquire", ".acquire")):
+    for opening, strong in (("red.release", ".release"), ("ld.acquire", ".acquire"), ("atom.acquire", ".acquire")):
         for index in a.of(opening):
             at = a.statements[index]
             other = replace(at, opcode=at.opcode.replace(strong, ".relaxed"))
@@ -87,7 +87,8 @@ def sum_changed(a: Analysis) -> Iterator[Mutant]:
         elif at.opcode.startswith(REDUCTION):
             other, operator = replace(at, opcode=f"{STORE}.bulk_group"), "sum stored"
         else:
-            other, operator = replace(at, opcode="st.global.v4.f32"), "sum stored"
+            vector = ".v4" if ".v4" in at.opcode else ""
+            other, operator = replace(at, opcode=f"st.global{vector}.f32"), "sum stored"
         yield Mutant(operator, index, at, partial(a.program.replaced, index, other), SUMS | VALUES)
         nbytes = None if at.opcode.startswith("red.") else a.constant(at.operands[2])
         if nbytes:

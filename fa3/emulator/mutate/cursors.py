@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from fa3.emulator.mutate.analysis import Analysis
@@ -31,11 +31,11 @@ def start(a: Analysis, index: int, other: int) -> Program:
 
 
 def phase_start(a: Analysis) -> Iterator[Mutant]:
-    """The first lap is taken for an odd one."""
+    """The first lap is taken for an odd one, or an odd one for an even one."""
     for register, waits in a.phases.items():
         for index in a.starts(register):
-            build = partial(start, a, index, 1)
-            yield Mutant("initial phase", index, a.statements[index], build, STRAY, tuple(waits), detail="0 -> 1")
+            build, detail = _other_start(a, index)
+            yield Mutant("initial phase", index, a.statements[index], build, STRAY, tuple(waits), detail=detail)
 
 
 def stage_start(a: Analysis) -> Iterator[Mutant]:
@@ -44,8 +44,16 @@ def stage_start(a: Analysis) -> Iterator[Mutant]:
     for register, phase in phase_of.items():
         for index in a.starts(register):
             waits = tuple(a.phases.get(phase, ()))
-            build = partial(start, a, index, 1)
-            yield Mutant("initial stage", index, a.statements[index], build, STRAY, waits, detail="0 -> 1")
+            build, detail = _other_start(a, index)
+            yield Mutant("initial stage", index, a.statements[index], build, STRAY, waits, detail=detail)
+
+
+def _other_start(a: Analysis, index: int) -> tuple[Callable[[], Program], str]:
+    """A start with 1 for 0, and 0 for anything else (a ring whose first stage is filled in front of the loop starts
+    its second one there)."""
+    now = a.initial(a.statements[index].operands[1])
+    other = 0 if now else 1
+    return partial(start, a, index, other), f"{now} -> {other}"
 
 
 def wrap(a: Analysis) -> Iterator[Mutant]:

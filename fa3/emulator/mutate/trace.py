@@ -38,8 +38,8 @@ class Trace(Observer):
         self._watched: list[tuple[int, int, set[str]]] = []
         """(first address, address behind the last, edges) of tensors in global memory."""
         self._fence: dict[Warp, int] = {}
-        self._met: dict[Warp, int] = {}
-        """The last named barrier, until something is touched behind it."""
+        self._met: defaultdict[Warp, list[int]] = defaultdict(list)
+        """The last named barriers, until something is touched behind them."""
         self._accessed: dict[Warp, int] = {}
         """The last access to shared memory, which bar.warp.sync ends for all lanes."""
 
@@ -85,14 +85,13 @@ class Trace(Observer):
         event = self.names.event(barrier.number) or f"named barrier {barrier.number}"
         self._touch(at, event.split(" of ")[0])
         if not event.startswith("turn"):
-            self._met[warp] = self._index[id(at)]
+            self._met[warp].append(self._index[id(at)])
         if event.startswith("rows"):
             self._touch(at, "o")
 
     def _behind_barrier(self, warp: Warp, edges: set[str]) -> None:
         """A barrier has to do with what its warps touch first behind it."""
-        index = self._met.pop(warp, None)
-        if index is not None:
+        for index in self._met.pop(warp, ()):
             self.edges[index].update(edges)
 
     # ---- memory

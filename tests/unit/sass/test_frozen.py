@@ -33,6 +33,14 @@ def test_a_phase_from_outside_the_loop():
     assert len(frozen_waits(kernel(*START, *loop(wait("%r8", "%r2"))))) == 1
 
 
+def test_twice_around_in_an_iteration():
+    """A ring of one stage that is used twice: both parities, at one barrier."""
+    assert frozen_waits(kernel(*START, *loop(wait("%r8", "0"), wait("%r8", "1"), *MOVING))) == ()
+    three = loop(wait("%r8", "0"), wait("%r8", "1"), wait("%r8", "0"), *MOVING)
+    assert len(frozen_waits(kernel(*START, *three))) == 3
+    assert len(frozen_waits(kernel(*START, *loop(wait("%r8", "0"), wait("%r9", "1"), *MOVING)))) == 2
+
+
 def test_a_phase_derived_from_a_moving_one():
     inside = ["xor.b32 %r6, %r2, 1;", wait("%r8", "%r6")]
     assert frozen_waits(kernel(*START, *loop(*inside, *MOVING))) == ()

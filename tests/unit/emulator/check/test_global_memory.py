@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,13 @@ from fa3.emulator.check import Names, Report
 from fa3.emulator.check.composite import Checks
 from fa3.emulator.cuda_abi import PROGRAMMATIC
 from fa3.emulator.faults import Fault
+from fa3.emulator.program import Program
 
 from ..assembler import aligned, assemble, launch_of
 from .kernels import changed
 
 CTAS, WORDS = 3, 32
+ARGUMENTS = [aligned(np.zeros(WORDS, np.float32)), aligned(np.zeros(4, np.uint32))]
 SCHEDULES = (("early", 0), ("late", 0), *(("random", seed) for seed in range(8)))
 """A look at a counter that comes late enough sees what it need not: only some schedules show that nobody waits."""
 
@@ -93,10 +96,16 @@ BOTH = pytest.mark.parametrize("body", [BY_THREADS, IN_BULK], ids=["threads", "b
 
 
 def check(body: str, ordered: bool = True, attributes: Any = None, names: Names | None = None) -> Report:
-    report = Report()
+    return check_program(lambda: assemble(body, ARGUMENTS), ordered, attributes, names)
+
+
+def check_program(
+    make: Callable[[], Program], ordered: bool = True, attributes: Any = None, names: Names | None = None
+) -> Report:
+    """What the checkers find in a program with two arguments, the sums and the counter, under several schedules."""
+    program, report = make(), Report()
     for policy, seed in SCHEDULES:
         sums, counter = aligned(np.zeros(WORDS, np.float32)), aligned(np.zeros(4, np.uint32))
-        program = assemble(body, [sums, counter])
         launch: Any = launch_of(program, [sums, counter], (CTAS, 1, 1), 1024)
         launch.allocations[0].name, launch.allocations[1].name = "sums", "counter"
         launch.attributes = {PROGRAMMATIC: (1,)} if attributes is None else attributes
