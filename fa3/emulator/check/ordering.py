@@ -282,7 +282,7 @@ class Order(Observer):
         self.cta(barrier.cta).mbarriers[barrier.address].complete()
 
     def passed(self, warp: Warp, at: Statement, barrier: MBarrier, parity: int) -> None:
-        self.of(warp).acquire(self.lanes(warp), self.cta(warp.cta).mbarriers[barrier.address].published)
+        self.of(warp).acquire(self.lanes(warp), self.cta(barrier.cta).mbarriers[barrier.address].published)
 
     # ---- clusters
     def remote(self, warp: Warp, at: Statement, cta: Cta, addresses: Addresses, nbytes: int, write: bool) -> None:
