@@ -144,7 +144,7 @@ class _Catcher:
             grid=_three(config.grid),
             block=_three(config.block),
             smem_bytes=config.dynamic_smem,
-            cluster=_three(attributes.get(cuda_abi.CLUSTER, (1, 1, 1))),
+            cluster=_three(attributes.get(cuda_abi.CLUSTER) or self.program.cluster or (1, 1, 1)),
             attributes=attributes,
             params=[_parameter(params, number, param.size) for number, param in enumerate(self.program.params)],
             allocations=self.allocations,

@@ -226,12 +226,6 @@ def _copy(at: Statement, mods: list[str]) -> Elementwise:
     return Elementwise(f"mov.{view}", view, (view,), _same)
 
 
-def _mapa(at: Statement, mods: list[str]) -> Elementwise:
-    """A cluster has one CTA."""
-    view = _view(at, mods[-1])
-    return Elementwise(at.opcode, view, (view, "u4"), lambda address, rank: address)
-
-
 def _same(a: Any) -> Any:
     return a
 
@@ -303,5 +297,5 @@ _MAKERS: dict[str, Callable[[Statement, list[str]], Elementwise | None]] = {
     "mul": _mul, "mad": _mad, "fma": _fma, "div": _divide, "rem": _divide,
     "neg": _unary, "abs": _unary, "not": _unary, **dict.fromkeys(_APPROXIMATE, _approximate),
     "shl": _shift, "shr": _shift, "setp": _setp, "selp": _selp, "prmt": _prmt,
-    "mov": _mov, "cvta": _copy, "mapa": _mapa, "cvt": _cvt,
+    "mov": _mov, "cvta": _copy, "cvt": _cvt,
 }  # fmt: skip

@@ -56,6 +56,8 @@ def _program(launch: Launch, program: Program) -> Iterator[str]:
         yield f"the PTX defines the kernel {program.name}"
     if prod(launch.block) != program.threads:
         yield f"a block of {launch.block}, but the PTX was compiled for {program.threads} threads (.reqntid)"
+    if program.cluster not in (None, launch.cluster):
+        yield f"a cluster of {launch.cluster}, but the PTX was compiled for {program.cluster} (.reqnctapercluster)"
     size = sum(param.size for param in program.params)
     if size > PARAMETER_BYTES:
         yield f"{size} bytes of parameters, more than {PARAMETER_BYTES}"

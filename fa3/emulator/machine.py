@@ -1,4 +1,4 @@
-"""The machine: CTAs on a few SMs, a queue of warps that can run, and operations that are under way.
+"""The machine: clusters of CTAs on a few SMs, a queue of warps that can run, and operations that are under way.
 
 It runs one thing at a time, which one is up to the policy. Its memory is the process's own: what a kernel writes to
 global memory is in the tensors afterwards.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Hashable, Sequence
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,8 +16,10 @@ from numpy.typing import NDArray
 
 from fa3.emulator import tma, wgmma
 from fa3.emulator.blocks import Code
+from fa3.emulator.cluster import Cluster, exited
 from fa3.emulator.cta import Cta
-from fa3.emulator.faults import Fault, Unsupported
+from fa3.emulator.cuda_abi import CLUSTER
+from fa3.emulator.faults import Fault
 from fa3.emulator.memory import SHARED_BASE, Global
 from fa3.emulator.observe import Observer
 from fa3.emulator.operands import DTYPES
@@ -45,7 +48,7 @@ class Deadlock(Fault):
 
 
 class Machine:
-    """One launch. `resident`: how many CTAs run at the same time."""
+    """One launch. `resident`: how many CTAs run at the same time, in whole clusters, of which one runs in any case."""
 
     def __init__(
         self,
@@ -56,15 +59,14 @@ class Machine:
         observers: Sequence[Observer] = (),
         resident: int = 4,
     ) -> None:
-        if launch.cluster != (1, 1, 1):
-            raise Unsupported(f"clusters are not emulated; this launch has clusters of {launch.cluster} CTAs")
         self.code, self.program, self.launch = code, code.program, launch
         self.policy = make_policy(policy, seed)
         self.observers = tuple(observers)
         self.resident = resident
         self.memory = Global()
         self.symbols: dict[str, int] = {"__dynamic_shmem__0": SHARED_BASE}
-        self.ctas: list[Cta] = []
+        self.clusters: list[Cluster] = []
+        self.explicit_cluster = CLUSTER in launch.attributes or prod(launch.cluster) > 1
         self.runnable: list[Warp] = []
         self.pending: list[Operation | Group] = []
         self.pollers: list[Warp] = []
@@ -77,8 +79,12 @@ class Machine:
         self._descriptors: dict[int, tma.Descriptor] = {}
         self._params: dict[Hashable, Any] = {}
         self._buffers: list[Any] = []
-        self._started = 0
         self._map_memory()
+
+    @property
+    def ctas(self) -> list[Cta]:
+        """Those that were started, in that order."""
+        return [cta for cluster in self.clusters for cta in cluster.ctas]
 
     # ---- memory and parameters
     def _map_memory(self) -> None:
@@ -176,6 +182,8 @@ class Machine:
     def _advance(self, operation: Operation) -> None:
         """The next effect of a copy."""
         try:
+            if operation.target is not operation.warp.cta and operation.target.running == 0:
+                raise exited(operation.target)
             operation.advance()
         except Fault as fault:
             raise _located(fault, operation.warp, operation.at) from None
@@ -202,7 +210,7 @@ class Machine:
         for observer in self.observers:
             observer.started(self)
         with np.errstate(all="ignore"):
-            self._start_ctas()
+            self._start_clusters()
             while self.runnable or self.pending:
                 if self.pending and (not self.runnable or self.policy.operation_first()):
                     self._run_operation()
@@ -239,20 +247,22 @@ class Machine:
         if warp.waiting is None and not warp.exited:
             self.runnable.append(warp)
 
-    def _start_ctas(self) -> None:
-        x, y, z = self.launch.grid
-        live = sum(1 for cta in self.ctas if cta.running or cta.under_way)
-        while self._started < x * y * z and live < self.resident:
-            cta = Cta(self, self._started)
-            self._started += 1
+    def _start_clusters(self) -> None:
+        size = prod(self.launch.cluster)
+        live = sum(1 for cluster in self.clusters if not cluster.done)
+        while len(self.clusters) * size < prod(self.launch.grid) and (not live or (live + 1) * size <= self.resident):
+            cluster = Cluster(self, len(self.clusters))
             live += 1
-            self.ctas.append(cta)
-            self.runnable += cta.warps
+            self.clusters.append(cluster)
+            self.runnable += [warp for cta in cluster.ctas for warp in cta.warps]
 
     def cta_finished(self, cta: Cta) -> None:
-        for observer in self.observers:
-            observer.finished(cta)
-        self._start_ctas()
+        """The last CTA of a cluster ends all of them, for those who watch: until then others may reach into it."""
+        if cta.cluster.done:
+            for ended in cta.cluster.ctas:
+                for observer in self.observers:
+                    observer.finished(ended)
+            self._start_clusters()
 
 
 def _located(fault: Fault, warp: Warp, at: Statement) -> Fault:

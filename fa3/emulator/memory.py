@@ -25,6 +25,9 @@ SHARED_BASE = 1024
 """Where dynamic shared memory begins in the shared window. Not 0, so that an address that was never set is caught."""
 POISON = 0xAB
 """What shared memory holds before anybody writes it."""
+OFFSET_BITS = 24
+"""Low bits of a shared address, the offset in the shared memory of one CTA (`fa3.emulator.cluster`)."""
+OFFSET_MASK = (1 << OFFSET_BITS) - 1
 PAGE_BITS = 10
 """Writes to shared memory are noticed by pages of 1 KiB, the alignment of a swizzled tile."""
 PIECE = 16

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fa3.emulator.cta import Cta
     from fa3.emulator.machine import Machine
     from fa3.emulator.operations import Group, Operation
-    from fa3.emulator.sync import MBarrier, NamedBarrier
+    from fa3.emulator.sync import ClusterBarrier, MBarrier, NamedBarrier
     from fa3.emulator.warp import Warp
     from fa3.sass.ptx_code import Statement
 
@@ -38,8 +38,11 @@ class Observer:
     def shared(self, warp: Warp, at: Statement, addresses: Addresses, nbytes: int, write: bool) -> None:
         """The active lanes read or write `nbytes` at these shared addresses (ld, st, ldmatrix, stmatrix)."""
 
+    def remote(self, warp: Warp, at: Statement, cta: Cta, addresses: Addresses, nbytes: int, write: bool) -> None:
+        """Likewise at addresses in the shared memory of another CTA of the cluster."""
+
     def memory(self, warp: Warp, at: Statement, addresses: Addresses, nbytes: int, write: bool) -> None:
-        """Likewise in global memory. An atomic operation is told twice, as a read and as a write."""
+        """Likewise in global memory. An atomic operation, in any memory, is told twice, as a read and as a write."""
 
     def fenced(self, warp: Warp, at: Statement) -> None:
         """A fence or a membar; `at.opcode` says which."""
@@ -63,7 +66,8 @@ class Observer:
         """mbarrier.init."""
 
     def arrived(self, warp: Warp, at: Statement, barrier: MBarrier, count: int, expected: int) -> None:
-        """`count` arrivals, and `expected` bytes announced, before their effect on the barrier."""
+        """`count` arrivals, and `expected` bytes announced, before their effect on the barrier, which may be one of
+        another CTA of the cluster."""
 
     def transferred(self, operation: Operation, barrier: MBarrier, nbytes: int) -> None:
         """An operation reports bytes, before their effect on the barrier."""
@@ -80,6 +84,15 @@ class Observer:
     def left(self, warp: Warp, at: Statement, barrier: NamedBarrier) -> None:
         """The warp goes on behind its bar.sync."""
 
+    def cluster_arrived(self, warp: Warp, at: Statement, barrier: ClusterBarrier) -> None:
+        """barrier.cluster.arrive, before its effect."""
+
+    def cluster_completed(self, barrier: ClusterBarrier) -> None:
+        """The generation `barrier.generation - 1` is over."""
+
+    def cluster_passed(self, warp: Warp, at: Statement, barrier: ClusterBarrier) -> None:
+        """barrier.cluster.wait has passed."""
+
     def blocked(self, warp: Warp, at: Statement) -> None:
         """The warp has to wait at this statement (told once for each time it goes to sleep); `warp.waiting` says for
         what."""
@@ -89,7 +102,7 @@ class Observer:
         """All lanes have returned."""
 
     def finished(self, cta: Cta) -> None:
-        """All warps of the CTA have exited and no operation of it is under way."""
+        """All warps of the CTA's cluster have exited and no operation of them is under way."""
 
     def ended(self, machine: Machine) -> None:
         """After the last CTA."""

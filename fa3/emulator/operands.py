@@ -39,9 +39,10 @@ _FLOAT = re.compile(r"0[fF]([0-9a-fA-F]{8})$")
 _INTEGER = re.compile(r"-?(0[xX][0-9a-fA-F]+|\d+)U?$")
 _ADDRESS = re.compile(r"\[\s*([^\s\]+]+)\s*(?:\+\s*(-?\w+))?\s*\]$")
 SPECIAL = {"%tid.x", "%tid.y", "%tid.z", "%laneid", "%warpid", "%ctaid.x", "%ctaid.y", "%ctaid.z", "%nctaid.x"} | {
-    "%nctaid.y", "%nctaid.z", "%ntid.x", "%ntid.y", "%ntid.z", "%cluster_ctarank", "%clusterid.x", "%nclusterid.x",
-    "%cluster_nctarank", "%lanemask_lt",
+    "%nctaid.y", "%nctaid.z", "%ntid.x", "%ntid.y", "%ntid.z", "%cluster_ctarank", "%cluster_nctarank",
+    "%is_explicit_cluster", "%lanemask_lt",
 }  # fmt: skip
+SPECIAL |= {f"%{of}.{axis}" for of in ("cluster_ctaid", "cluster_nctaid", "clusterid", "nclusterid") for axis in "xyz"}
 
 
 def unsupported(at: Statement, what: str = "the emulator does not know this instruction") -> Unsupported:

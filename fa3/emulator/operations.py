@@ -14,11 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
+    from fa3.emulator.cta import Cta
     from fa3.emulator.sync import MBarrier
     from fa3.emulator.warp import Warp
     from fa3.sass.ptx_code import Statement
 
-Kind = Literal["tma.load", "tma.store", "tma.reduce", "bulk.load", "bulk.store", "bulk.reduce", "wgmma"]
+Kind = Literal[
+    "tma.load", "tma.store", "tma.reduce", "bulk.load", "bulk.store", "bulk.reduce", "bulk.send", "st.async", "wgmma"
+]
 Words = NDArray[np.int64]
 NO_WORDS: Words = np.empty(0, np.int64)
 
@@ -35,7 +38,9 @@ class Operation:
     reads: Words = field(default_factory=lambda: NO_WORDS)
     """Shared memory that it reads, as unique indices of 4-byte words (address // 4)."""
     writes: Words = field(default_factory=lambda: NO_WORDS)
-    """Shared memory that it writes."""
+    """Shared memory that it writes, of the CTA `target`."""
+    target: Cta = field(default=None)  # type: ignore[assignment]
+    """Whose shared memory it writes, and where its barrier is: that of the warp unless another one is given."""
     barrier: MBarrier | None = None
     """Where it reports its bytes."""
     nbytes: int = 0
@@ -46,6 +51,9 @@ class Operation:
     """Registers that it reads and writes while it is under way, as sets of bits (`Step.reads`)."""
     global_range: tuple[int, int] = (0, 0)
     """[first, last) byte of global memory, where it is known in advance."""
+
+    def __post_init__(self) -> None:
+        self.target = self.target or self.warp.cta
 
     @property
     def done(self) -> bool:

@@ -58,6 +58,8 @@ class Program:
     params: tuple[Param, ...]
     threads: int
     body: Body
+    cluster: tuple[int, int, int] | None = None
+    """CTAs of a cluster, where the PTX says so (.reqnctapercluster)."""
 
     @classmethod
     def parse(cls, ptx: str) -> Program:
@@ -67,10 +69,11 @@ class Program:
         if not entry or not threads:
             raise Unsupported("a kernel without .entry or .reqntid")
         params = tuple(_param(text) for text in entry[2].split(",") if text.strip())
-        x, y, z = (int(size) for size in threads.groups(default="1"))
+        x, y, z = _sizes(threads)
+        cluster = re.search(r"\.reqnctapercluster\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?", ptx)
         if x * y * z % WARP_THREADS:
             raise Unsupported(f"{x * y * z} threads, which are no whole warps of {WARP_THREADS}")
-        return cls(entry[1], params, x * y * z, _returning(parse_body(ptx)))
+        return cls(entry[1], params, x * y * z, _returning(parse_body(ptx)), _sizes(cluster) if cluster else None)
 
     @property
     def statements(self) -> tuple[Statement, ...]:
@@ -112,6 +115,11 @@ class Program:
 
     def _with(self, body: Body) -> Program:
         return replace(self, body=body)
+
+
+def _sizes(found: re.Match[str]) -> tuple[int, int, int]:
+    x, y, z = (int(size) for size in found.groups(default="1"))
+    return x, y, z
 
 
 def _returning(body: Body) -> Body:

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 _TABLE = {**special_lanes.TABLE, **special_sync.TABLE, **special_async.TABLE}
 """Beginning of an opcode -> maker. The longest beginning that fits wins."""
 _BY_LENGTH = sorted(_TABLE, key=len, reverse=True)
-_MAY_WAIT = ("mbarrier.try_wait", "bar.sync", "barrier.sync", "cp.async.bulk.wait_group", "ld.acquire", "ld.relaxed")
+_MAY_WAIT = (
+    "mbarrier.try_wait", "bar.sync", "barrier.sync", "barrier.cluster.wait", "cp.async.bulk.wait_group", "ld.acquire",
+    "ld.relaxed",
+)  # fmt: skip
 
 
 def may_wait(at: Statement) -> bool:

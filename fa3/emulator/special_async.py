@@ -1,8 +1,8 @@
 """Instructions that start something, and those that wait for it: TMA, bulk copies, WGMMA.
 
-PTX ISA, sections "cp.async.bulk", "cp.async.bulk.tensor", "cp.reduce.async.bulk" and "Asynchronous Warpgroup Level
-Matrix Multiply-Accumulate". What they do to memory is in `tma.py`, `bulk.py` and `wgmma.py`; here they are decoded and
-handed to the machine, which decides when they take effect.
+PTX ISA, sections "cp.async.bulk", "cp.async.bulk.tensor", "cp.reduce.async.bulk", "st.async" and "Asynchronous
+Warpgroup Level Matrix Multiply-Accumulate". What they do to memory is in `tma.py`, `bulk.py` and `wgmma.py`; here they
+are decoded and handed to the machine, which decides when they take effect.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fa3.emulator import bulk, tma
 from fa3.emulator.faults import Fault
 from fa3.emulator.operands import Operands, Source, integer, parts, unsupported
 from fa3.emulator.operations import Kind, Operation, Words
-from fa3.emulator.special_lanes import need_whole_warp
+from fa3.emulator.special_lanes import active, by_cta, need_whole_warp, stored_values
 from fa3.emulator.special_sync import lanes_here, uniform
 from fa3.emulator.sync import BulkWait, MBarrier
 from fa3.emulator.warp import Mask
@@ -26,6 +26,7 @@ from fa3.sass.ptx_code import Statement
 
 if TYPE_CHECKING:
     from fa3.emulator.blocks import Run
+    from fa3.emulator.cta import Cta
     from fa3.emulator.warp import Warp
 
 _REDUCTIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
@@ -35,6 +36,45 @@ _TENSOR = re.compile(r"\[\s*(\S+?)\s*,\s*\{([^}]*)\}\s*\]$")
 def _lane(source: Source, warp: Warp, lane: int) -> int:
     value = np.asarray(source(warp))
     return int(value if value.ndim == 0 else value[lane])
+
+
+# ------------------------------------------------------------------------------------------------ destinations
+class _Destination:
+    """Where a copy to shared memory goes, and the barrier that it reports to: `[dst]` and `[mbar]`, of one CTA; with
+    `.multicast::cluster` the same places in each CTA whose bit is set in the mask behind them."""
+
+    def __init__(self, at: Statement, operands: Operands, barrier: int) -> None:
+        """`barrier` is the number of the operand `[mbar]`."""
+        mods = at.opcode.split(".")
+        self.at, self.anywhere = at, "shared::cluster" in mods
+        self.target, self.where = operands.address(at.operands[0], at), operands.address(at.operands[barrier], at)
+        self.mask = operands.source(at.operands[barrier + 1], "u2", at) if "multicast::cluster" in mods else None
+
+    def read(self, warp: Warp, lane: int) -> list[tuple[Cta, int, MBarrier]]:
+        """(CTA, address there, barrier there) of every copy."""
+        target, where = _lane(self.target, warp, lane), _lane(self.where, warp, lane)
+        if self.mask is not None:
+            ranks = _ranks(_lane(self.mask, warp, lane))
+            mapped = [warp.cta.cluster.mapped(warp.cta, [target, where], rank).tolist() for rank in ranks]
+            return [self._reach(warp, *places) for places in mapped]
+        if not self.anywhere:
+            return [(warp.cta, target, warp.cta.mbarrier(where))]
+        return [self._reach(warp, target, where)]
+
+    def _reach(self, warp: Warp, target: int, where: int) -> tuple[Cta, int, MBarrier]:
+        cta, address = warp.cta.reach(target)
+        owner, place = warp.cta.reach(where)
+        if owner is not cta:
+            raise Fault(
+                "cluster",
+                f"`{self.at.opcode}` writes in CTA rank {cta.rank} and reports to a barrier of CTA rank {owner.rank}; "
+                f"both must be in one CTA",
+            )
+        return cta, address, cta.mbarrier(place)
+
+
+def _ranks(mask: int) -> list[int]:
+    return [rank for rank in range(mask.bit_length()) if mask >> rank & 1]
 
 
 # ------------------------------------------------------------------------------------------------ TMA
@@ -58,36 +98,40 @@ class _TensorOperand:
 
 def _tensor(at: Statement, operands: Operands) -> Run:
     mods = at.opcode.split(".")
-    if "im2col" in mods or any("multicast" in mod for mod in mods):
+    if "im2col" in mods:
         raise unsupported(at)
     spaces = [mod for mod in mods if mod.split("::")[0] in ("shared", "global")]
     return _tensor_load(at, operands) if spaces[0].startswith("shared") else _tensor_store(at, operands, mods)
 
 
 def _tensor_load(at: Statement, operands: Operands) -> Run:
-    target, tensor = operands.address(at.operands[0], at), _TensorOperand(at.operands[1], at, operands)
-    where = operands.address(at.operands[2], at)
+    tensor, destination = _TensorOperand(at.operands[1], at, operands), _Destination(at, operands, 2)
 
     def run(warp: Warp, mask: Mask | None) -> None:
         for lane in lanes_here(mask):
             descriptor, coordinates = tensor.read(warp, lane)
-            address = _lane(target, warp, lane)
-            barrier = warp.cta.mbarrier(_lane(where, warp, lane))
-            _start_tensor_load(warp, at, descriptor, coordinates, address, barrier)
+            for target, address, barrier in destination.read(warp, lane):
+                _start_tensor_load(warp, at, descriptor, coordinates, target, address, barrier)
 
     return run
 
 
 def _start_tensor_load(
-    warp: Warp, at: Statement, d: tma.Descriptor, coordinates: tuple[int, ...], address: int, barrier: MBarrier
+    warp: Warp,
+    at: Statement,
+    d: tma.Descriptor,
+    coordinates: tuple[int, ...],
+    target: Cta,
+    address: int,
+    barrier: MBarrier,
 ) -> None:
-    machine, shared = warp.cta.machine, warp.cta.shared
+    machine = warp.cta.machine
 
     def take_effect() -> None:
-        tma.to_shared(shared, d, address, tma.load_box(machine.memory, d, coordinates))
+        tma.to_shared(target.shared, d, address, tma.load_box(machine.memory, d, coordinates))
         _report_bytes(operation, barrier)
 
-    operation = Operation("tma.load", warp, at, [take_effect], barrier=barrier, nbytes=d.bytes)
+    operation = Operation("tma.load", warp, at, [take_effect], barrier=barrier, nbytes=d.bytes, target=target)
     operation.writes = tma.shared_words(d, address)
     operation.global_range = tma.global_range(d, coordinates)
     machine.issue(operation)
@@ -134,7 +178,9 @@ def _bulk(at: Statement, operands: Operands) -> Run:
     spaces = [mod for mod in mods if mod.split("::")[0] in ("shared", "global")]
     reduction = next((mod for mod in mods if mod in _REDUCTIONS), None) if mods[1] == "reduce" else None
     if spaces[0].startswith("shared"):
-        return _bulk_load(at, operands)
+        if reduction:
+            raise unsupported(at)
+        return _bulk_load(at, operands) if spaces[1] == "global" else _bulk_send(at, operands)
     kind: Kind = "bulk.reduce" if reduction else "bulk.store"
     target, source = operands.address(at.operands[0], at), operands.address(at.operands[1], at)
     size, dtype = operands.source(at.operands[2], "u4", at), mods[-1]
@@ -160,28 +206,95 @@ def _bulk(at: Statement, operands: Operands) -> Run:
 
 
 def _bulk_load(at: Statement, operands: Operands) -> Run:
-    target, source = operands.address(at.operands[0], at), operands.address(at.operands[1], at)
-    size, where = operands.source(at.operands[2], "u4", at), operands.address(at.operands[3], at)
+    source, size = operands.address(at.operands[1], at), operands.source(at.operands[2], "u4", at)
+    destination = _Destination(at, operands, 3)
 
     def run(warp: Warp, mask: Mask | None) -> None:
         for lane in lanes_here(mask):
-            to, start, nbytes = (_lane(x, warp, lane) for x in (target, source, size))
-            _start_bulk_load(warp, at, to, start, nbytes, warp.cta.mbarrier(_lane(where, warp, lane)))
+            start, nbytes = _lane(source, warp, lane), _lane(size, warp, lane)
+            for target, to, barrier in destination.read(warp, lane):
+                _start_bulk_load(warp, at, target, to, start, nbytes, barrier)
 
     return run
 
 
-def _start_bulk_load(warp: Warp, at: Statement, to: int, start: int, nbytes: int, barrier: MBarrier) -> None:
-    machine, shared = warp.cta.machine, warp.cta.shared
+def _start_bulk_load(
+    warp: Warp, at: Statement, target: Cta, to: int, start: int, nbytes: int, barrier: MBarrier
+) -> None:
+    machine = warp.cta.machine
 
     def take_effect() -> None:
-        bulk.to_shared(shared, to, bulk.load(machine.memory, start, nbytes))
+        bulk.to_shared(target.shared, to, bulk.load(machine.memory, start, nbytes))
         _report_bytes(operation, barrier)
 
-    operation = Operation("bulk.load", warp, at, [take_effect], barrier=barrier, nbytes=nbytes)
+    operation = Operation("bulk.load", warp, at, [take_effect], barrier=barrier, nbytes=nbytes, target=target)
     operation.writes = np.arange(to // 4, (to + nbytes) // 4)
     operation.global_range = (start, start + nbytes)
     machine.issue(operation)
+
+
+def _bulk_send(at: Statement, operands: Operands) -> Run:
+    """From one's own shared memory into that of a CTA of the cluster."""
+    source, size = operands.address(at.operands[1], at), operands.source(at.operands[2], "u4", at)
+    destination = _Destination(at, operands, 3)
+
+    def run(warp: Warp, mask: Mask | None) -> None:
+        for lane in lanes_here(mask):
+            start, nbytes = _lane(source, warp, lane), _lane(size, warp, lane)
+            for target, to, barrier in destination.read(warp, lane):
+                _start_bulk_send(warp, at, target, to, start, nbytes, barrier)
+
+    return run
+
+
+def _start_bulk_send(
+    warp: Warp, at: Statement, target: Cta, to: int, start: int, nbytes: int, barrier: MBarrier
+) -> None:
+    box: list[Any] = []
+
+    def read() -> None:
+        box.append(bulk.from_shared(warp.cta.shared, start, nbytes))
+
+    def write() -> None:
+        bulk.to_shared(target.shared, to, box.pop())
+        _report_bytes(operation, barrier)
+
+    operation = Operation("bulk.send", warp, at, [read, write], barrier=barrier, nbytes=nbytes, target=target)
+    operation.reads = np.arange(start // 4, (start + nbytes) // 4)
+    operation.writes = np.arange(to // 4, (to + nbytes) // 4)
+    warp.cta.machine.issue(operation)
+
+
+# ------------------------------------------------------------------------------------------------ st.async
+def _store_async(at: Statement, operands: Operands) -> Run:
+    """What the lanes store into one CTA, and report to one barrier, is one operation."""
+    mods = at.opcode.split(".")
+    if "shared::cluster" not in mods or "mbarrier::complete_tx::bytes" not in mods or mods[-1][1:] not in ("32", "64"):
+        raise unsupported(at)
+    address, where = operands.address(at.operands[0], at), operands.address(at.operands[2], at)
+    stored = stored_values(at, int(mods[-1][1:]) // 8, operands)
+
+    def run(warp: Warp, mask: Mask | None) -> None:
+        data, barriers = stored(warp, mask), active(where(warp), mask).astype(np.int64)
+        for target, lanes, places in by_cta(warp, active(address(warp), mask)):
+            for name in np.unique(barriers[lanes]):
+                owner, barrier = warp.cta.reach(int(name))
+                if owner is not target:
+                    raise Fault("cluster", f"`{at.opcode}` writes in one CTA and reports to a barrier of another")
+                chosen = barriers[lanes] == name
+                _start_store_async(warp, at, target, places[chosen], data[lanes][chosen], target.mbarrier(barrier))
+
+    return run
+
+
+def _start_store_async(warp: Warp, at: Statement, target: Cta, places: Any, data: Any, barrier: MBarrier) -> None:
+    def take_effect() -> None:
+        target.shared.scatter(places, data)
+        _report_bytes(operation, barrier)
+
+    operation = Operation("st.async", warp, at, [take_effect], barrier=barrier, nbytes=data.size, target=target)
+    operation.writes = np.unique(places[:, None] // 4 + np.arange(data.shape[1] // 4))
+    warp.cta.machine.issue(operation)
 
 
 def _commit(at: Statement, operands: Operands) -> Run:
@@ -319,7 +432,7 @@ def _mma_fence(at: Statement, operands: Operands) -> Run:
 TABLE: dict[str, Callable[[Statement, Operands], Run]] = {
     "cp.async.bulk.tensor": _tensor, "cp.reduce.async.bulk.tensor": _tensor,
     "cp.async.bulk.commit_group": _commit, "cp.async.bulk.wait_group": _wait,
-    "cp.async.bulk": _bulk, "cp.reduce.async.bulk": _bulk,
+    "cp.async.bulk": _bulk, "cp.reduce.async.bulk": _bulk, "st.async": _store_async,
     "wgmma.mma_async": _mma, "wgmma.commit_group": _mma_commit, "wgmma.wait_group": _mma_wait,
     "wgmma.fence": _mma_fence,
 }  # fmt: skip

@@ -1,17 +1,19 @@
 """Instructions between the lanes of a warp, and between lanes and memory.
 
-PTX ISA, sections "shfl.sync", "vote.sync", "elect.sync", "ld", "st", "atom", "red", "ldmatrix" and "stmatrix".
+PTX ISA, sections "shfl.sync", "vote.sync", "elect.sync", "mapa", "getctarank", "ld", "st", "atom", "red", "ldmatrix"
+and "stmatrix".
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from fa3.emulator.faults import Fault
 from fa3.emulator.matrix import load_matrices, store_matrices
+from fa3.emulator.memory import OFFSET_BITS, OFFSET_MASK
 from fa3.emulator.operands import BANK_VIEW, DTYPES, VIEWS, Operands, Source, parts, unsupported
 from fa3.emulator.program import Register
 from fa3.emulator.sync import PollWait
@@ -20,6 +22,7 @@ from fa3.sass.ptx_code import Statement
 
 if TYPE_CHECKING:
     from fa3.emulator.blocks import Run
+    from fa3.emulator.cta import Cta
     from fa3.emulator.warp import Warp
 
 _LANE = np.arange(LANES)
@@ -110,19 +113,58 @@ def _elect(at: Statement, operands: Operands) -> Run:
     return run
 
 
+# ------------------------------------------------------------------------------------------------ addresses
+def _mapa(at: Statement, operands: Operands) -> Run:
+    result = operands.need_register(at.operands[0], at)
+    view = BANK_VIEW[result.bank]
+    address, rank = operands.source(at.operands[1], view, at), operands.source(at.operands[2], "u4", at)
+
+    def run(warp: Warp, mask: Mask | None) -> None:
+        ranks, target = active(rank(warp), mask), warp.views[view][result.row]
+        found = warp.cta.cluster.mapped(warp.cta, active(address(warp), mask), ranks).astype(target.dtype)
+        if mask is None:
+            target[:] = found
+        else:
+            target[mask] = found
+
+    return run
+
+
+def _getctarank(at: Statement, operands: Operands) -> Run:
+    result = operands.need_register(at.operands[0], at, "u4").row
+    register = operands.register(at.operands[1])
+    address = operands.source(at.operands[1], BANK_VIEW[register.bank] if register else "u4", at)
+
+    def run(warp: Warp, mask: Mask | None) -> None:
+        windows = over_lanes(address(warp)).astype(np.int64) >> OFFSET_BITS
+        put(warp.views["u4"][result], np.where(windows == 0, warp.cta.rank, windows - 1).astype(np.uint32), mask)
+
+    return run
+
+
 # ------------------------------------------------------------------------------------------------ memory
-def _space(at: Statement) -> tuple[bool, str, int]:
-    """(whether it is shared memory, type, vector length) of a load or store."""
-    mods = at.opcode.split(".")[1:]
-    spaces = [mod for mod in mods if mod.split("::")[0] in ("shared", "global")]
-    vector = next((int(mod[1:]) for mod in mods if mod in ("v2", "v4", "v8")), 1)
+Space = Literal["cta", "cluster", "global"]
+
+
+def space_of(at: Statement) -> Space:
+    """The memory that a load, a store or an atomic operation accesses."""
+    spaces = [mod for mod in at.opcode.split(".")[1:] if mod.split("::")[0] in ("shared", "global")]
     if len(spaces) != 1:
         raise unsupported(at, "only shared and global memory are emulated")
-    return spaces[0].startswith("shared"), mods[-1], vector
+    if spaces[0] == "global":
+        return "global"
+    return "cluster" if spaces[0] == "shared::cluster" else "cta"
+
+
+def _space(at: Statement) -> tuple[Space, str, int]:
+    """(memory, type, vector length) of a load or store."""
+    mods = at.opcode.split(".")[1:]
+    vector = next((int(mod[1:]) for mod in mods if mod in ("v2", "v4", "v8")), 1)
+    return space_of(at), mods[-1], vector
 
 
 def _load(at: Statement, operands: Operands) -> Run:
-    shared, kind, count = _space(at)
+    space, kind, count = _space(at)
     registers = [operands.need_register(name, at) for name in parts(at.operands[0])]
     size = int(kind[1:]) // 8
     read = DTYPES[("i" if kind[0] == "s" else "u") + str(size)]
@@ -131,10 +173,10 @@ def _load(at: Statement, operands: Operands) -> Run:
     if len(registers) != count:
         raise unsupported(at)
     if {"acquire", "relaxed"} & set(at.opcode.split(".")):
-        return _poll(at, shared, address, registers, size)
+        return _poll(at, space, address, registers, size)
 
     def run(warp: Warp, mask: Mask | None) -> None:
-        raw = _gather(warp, at, shared, _active(address(warp), mask), size * count)
+        raw = _gather(warp, at, space, active(address(warp), mask), size * count)
         columns: Any = np.ascontiguousarray(raw).view(read)
         for i, (register, view) in enumerate(zip(registers, views, strict=True)):
             target = warp.views[view][register.row]
@@ -146,16 +188,16 @@ def _load(at: Statement, operands: Operands) -> Run:
     return run
 
 
-def _poll(at: Statement, shared: bool, address: Source, registers: list[Register], size: int) -> Run:
+def _poll(at: Statement, space: Space, address: Source, registers: list[Register], size: int) -> Run:
     """A load of one lane that polls. Who finds the same value a second time waits for a change of global memory."""
-    if shared or len(registers) != 1 or size != 4:
+    if space != "global" or len(registers) != 1 or size != 4:
         raise unsupported(at)
 
     def run(warp: Warp, mask: Mask | None) -> bool:
-        where = _active(address(warp), mask)
+        where = active(address(warp), mask)
         if len(where) != 1:
             raise unsupported(at, "only one lane may poll")
-        value = int(_gather(warp, at, False, where, size).view(np.uint32)[0, 0])
+        value = int(_gather(warp, at, "global", where, size).view(np.uint32)[0, 0])
         if warp.polled == (int(where[0]), value):
             warp.waiting = PollWait(*warp.polled)
             warp.cta.machine.pollers.append(warp)
@@ -168,20 +210,28 @@ def _poll(at: Statement, shared: bool, address: Source, registers: list[Register
 
 
 def _store(at: Statement, operands: Operands) -> Run:
-    shared, kind, count = _space(at)
+    space, kind, count = _space(at)
     size = int(kind[1:]) // 8
-    written = DTYPES[f"u{size}"]
-    sources = [operands.source(name, _stored_view(name, size, operands), at) for name in parts(at.operands[1])]
-    address = operands.address(at.operands[0], at)
-    if len(sources) != count:
+    stored, address = stored_values(at, size, operands), operands.address(at.operands[0], at)
+    if len(parts(at.operands[1])) != count:
         raise unsupported(at)
 
     def run(warp: Warp, mask: Mask | None) -> None:
-        columns = [_active(source(warp), mask).astype(written) for source in sources]
-        data = np.stack(columns, axis=1).view(np.uint8).reshape(len(columns[0]), size * count)
-        _scatter(warp, at, shared, _active(address(warp), mask), data)
+        _scatter(warp, at, space, active(address(warp), mask), stored(warp, mask))
 
     return run
+
+
+def stored_values(at: Statement, size: int, operands: Operands) -> Callable[[Warp, Mask | None], Any]:
+    """What a store of elements of `size` bytes writes: a function that gives (lanes, bytes)."""
+    names, written = parts(at.operands[1]), DTYPES[f"u{size}"]
+    sources = [operands.source(name, _stored_view(name, size, operands), at) for name in names]
+
+    def values(warp: Warp, mask: Mask | None) -> Any:
+        columns = [active(source(warp), mask).astype(written) for source in sources]
+        return np.stack(columns, axis=1).view(np.uint8).reshape(len(columns[0]), size * len(names))
+
+    return values
 
 
 def _stored_view(name: str, size: int, operands: Operands) -> str:
@@ -189,28 +239,56 @@ def _stored_view(name: str, size: int, operands: Operands) -> str:
     return BANK_VIEW[register.bank] if register else f"u{size}"
 
 
-def _active(value: Any, mask: Mask | None) -> Any:
+def active(value: Any, mask: Mask | None) -> Any:
     lanes = over_lanes(value)
     return lanes if mask is None else lanes[mask]
 
 
-def _gather(warp: Warp, at: Statement, shared: bool, addresses: Any, nbytes: int) -> Any:
-    _tell(warp, at, shared, addresses, nbytes, False)
-    memory: Any = warp.cta.shared if shared else warp.cta.machine.memory
+def _gather(warp: Warp, at: Statement, space: Space, addresses: Any, nbytes: int) -> Any:
+    if space == "cluster":
+        data = np.empty((len(addresses), nbytes), np.uint8)
+        for cta, lanes, places in by_cta(warp, addresses):
+            _tell_shared(warp, at, cta, places, nbytes, False)
+            data[lanes] = cta.shared.gather(places, nbytes)
+        return data
+    _tell(warp, at, space, addresses, nbytes, False)
+    memory: Any = warp.cta.shared if space == "cta" else warp.cta.machine.memory
     return memory.gather(addresses, nbytes)
 
 
-def _scatter(warp: Warp, at: Statement, shared: bool, addresses: Any, data: Any) -> None:
-    _tell(warp, at, shared, addresses, data.shape[1], True)
-    memory: Any = warp.cta.shared if shared else warp.cta.machine.memory
+def _scatter(warp: Warp, at: Statement, space: Space, addresses: Any, data: Any) -> None:
+    if space == "cluster":
+        for cta, lanes, places in by_cta(warp, addresses):
+            _tell_shared(warp, at, cta, places, data.shape[1], True)
+            cta.shared.scatter(places, data[lanes])
+        return
+    _tell(warp, at, space, addresses, data.shape[1], True)
+    memory: Any = warp.cta.shared if space == "cta" else warp.cta.machine.memory
     memory.scatter(addresses, data)
-    if not shared and warp.cta.machine.pollers:
+    if space == "global" and warp.cta.machine.pollers:
         warp.cta.machine.wake(warp.cta.machine.pollers)
 
 
-def _tell(warp: Warp, at: Statement, shared: bool, addresses: Any, nbytes: int, write: bool) -> None:
+def by_cta(warp: Warp, addresses: Any) -> Iterator[tuple[Cta, Any, Any]]:
+    """Addresses of `.shared::cluster` by CTA: (CTA, which of them, where they are there)."""
+    addresses = addresses.astype(np.int64)
+    windows = addresses >> OFFSET_BITS
+    for window in np.unique(windows):
+        lanes = windows == window
+        yield warp.cta.cluster.reached(warp.cta, int(window)), lanes, addresses[lanes] & OFFSET_MASK
+
+
+def _tell(warp: Warp, at: Statement, space: Space, addresses: Any, nbytes: int, write: bool) -> None:
     for observer in warp.cta.machine.observers:
-        (observer.shared if shared else observer.memory)(warp, at, addresses, nbytes, write)
+        (observer.shared if space == "cta" else observer.memory)(warp, at, addresses, nbytes, write)
+
+
+def _tell_shared(warp: Warp, at: Statement, cta: Cta, addresses: Any, nbytes: int, write: bool) -> None:
+    for observer in warp.cta.machine.observers:
+        if cta is warp.cta:
+            observer.shared(warp, at, addresses, nbytes, write)
+        else:
+            observer.remote(warp, at, cta, addresses, nbytes, write)
 
 
 # ------------------------------------------------------------------------------------------------ atomics
@@ -233,7 +311,7 @@ def _atom(at: Statement, operands: Operands) -> Run:
         raise unsupported(at)
     if at.operands[-1].startswith("{"):
         return _add_vectors(at, operands, view)
-    shared = any(mod.startswith("shared") for mod in mods)
+    space = space_of(at)
     result = operands.need_register(at.operands[0], at, view).row if has_result else None
     place, *rest = at.operands[has_result:]
     if len(rest) != 1 + (operation == "cas"):
@@ -246,9 +324,9 @@ def _atom(at: Statement, operands: Operands) -> Run:
         values = [over_lanes(source(warp)) for source in sources]
         for lane in _LANE if mask is None else np.flatnonzero(mask):
             where = addresses[lane : lane + 1]
-            old = _gather(warp, at, shared, where, dtype().itemsize).view(dtype)[0, 0]
+            old = _gather(warp, at, space, where, dtype().itemsize).view(dtype)[0, 0]
             new: Any = np.array([function(old, *(value[lane] for value in values))], dtype)
-            _scatter(warp, at, shared, where, new.view(np.uint8).reshape(1, -1))
+            _scatter(warp, at, space, where, new.view(np.uint8).reshape(1, -1))
             if result is not None:
                 warp.views[view][result, lane] = old
 
@@ -263,14 +341,14 @@ def _add_vectors(at: Statement, operands: Operands, view: str) -> Run:
     sources = [operands.source(name, "f4", at) for name in parts(at.operands[1])]
 
     def run(warp: Warp, mask: Mask | None) -> None:
-        addresses = _active(address(warp), mask)
-        values = np.stack([_active(source(warp), mask) for source in sources], axis=1)
+        addresses = active(address(warp), mask)
+        values = np.stack([active(source(warp), mask) for source in sources], axis=1)
         order = np.argsort(addresses, kind="stable")
         if len(addresses) > 1 and (np.diff(np.asarray(addresses)[order].astype(np.int64)) < 4 * len(sources)).any():
             raise unsupported(at, "lanes that add to the same place")
-        old = _gather(warp, at, False, addresses, 4 * len(sources)).view(np.float32)
+        old = _gather(warp, at, "global", addresses, 4 * len(sources)).view(np.float32)
         new = np.ascontiguousarray(old + values)
-        _scatter(warp, at, False, addresses, new.view(np.uint8).reshape(len(addresses), -1))
+        _scatter(warp, at, "global", addresses, new.view(np.uint8).reshape(len(addresses), -1))
 
     return run
 
@@ -286,7 +364,7 @@ def _matrix_form(at: Statement, registers: str, operands: Operands) -> tuple[Any
 
 def _matrix_addresses(source: Source, warp: Warp, at: Statement, count: int, write: bool) -> Any:
     addresses = over_lanes(source(warp))
-    _tell(warp, at, True, addresses[: 8 * count], 16, write)
+    _tell(warp, at, "cta", addresses[: 8 * count], 16, write)
     return addresses
 
 
@@ -316,5 +394,5 @@ def _stmatrix(at: Statement, operands: Operands) -> Run:
 
 TABLE: dict[str, Callable[[Statement, Operands], Run]] = {
     "shfl.sync": _shfl, "vote.sync": _vote, "elect.sync": _elect, "ld": _load, "st": _store, "atom": _atom,
-    "red": _atom, "ldmatrix": _ldmatrix, "stmatrix": _stmatrix,
+    "red": _atom, "mapa": _mapa, "getctarank": _getctarank, "ldmatrix": _ldmatrix, "stmatrix": _stmatrix,
 }  # fmt: skip

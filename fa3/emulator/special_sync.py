@@ -1,6 +1,6 @@
 """Barriers, fences and register budgets.
 
-PTX ISA, sections "mbarrier", "bar, barrier", "membar / fence" and "setmaxnreg".
+PTX ISA, sections "mbarrier", "bar, barrier", "barrier.cluster", "membar / fence" and "setmaxnreg".
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import numpy as np
 from fa3.emulator.faults import Fault
 from fa3.emulator.operands import Operands, integer, unsupported
 from fa3.emulator.special_lanes import need_whole_warp, over_lanes, put
-from fa3.emulator.sync import MBarrier, MBarrierWait, NamedBarrierWait
-from fa3.emulator.warp import Mask
+from fa3.emulator.sync import ClusterBarrierWait, MBarrier, MBarrierWait, NamedBarrierWait
+from fa3.emulator.warp import Mask, lanes_of
 from fa3.sass.ptx_code import Statement
 
 if TYPE_CHECKING:
@@ -60,12 +60,14 @@ def _init(at: Statement, operands: Operands) -> Run:
 
 def _arrive(at: Statement, operands: Operands) -> Run:
     mods = at.opcode.split(".")
-    expects = "expect_tx" in mods
-    if {"noComplete", "noinc", "shared::cluster"} & set(mods):
+    expects, anywhere = "expect_tx" in mods, "shared::cluster" in mods
+    if {"noComplete", "noinc"} & set(mods):
         raise unsupported(at)
     address = operands.address(at.operands[1], at)
     amount = operands.source(at.operands[2], "u4", at) if len(at.operands) > 2 else None
     token = operands.register(at.operands[0])
+    if token and anywhere:
+        raise unsupported(at, "an arrival at any barrier of the cluster returns no state")
 
     def run(warp: Warp, mask: Mask | None) -> None:
         addresses = over_lanes(address(warp))
@@ -73,7 +75,8 @@ def _arrive(at: Statement, operands: Operands) -> Run:
         for lane in lanes_here(mask):
             given = int(amounts[lane]) if amounts is not None else 1
             count, expected = (1, given) if expects else (given, 0)
-            barrier = warp.cta.mbarrier(int(addresses[lane]))
+            cta, place = warp.cta.reach(int(addresses[lane])) if anywhere else (warp.cta, int(addresses[lane]))
+            barrier = cta.mbarrier(place)
             if token:
                 put(warp.views["u8"][token.row], np.uint64(barrier.phases), mask)
             for observer in warp.cta.machine.observers:
@@ -85,8 +88,9 @@ def _arrive(at: Statement, operands: Operands) -> Run:
 
 def _try_wait(at: Statement, operands: Operands) -> Run:
     """It suspends until the phase is complete. The time limit is passed over: the loop around it tries again."""
-    if "parity" not in at.opcode.split("."):
-        raise unsupported(at, "only waits by parity are emulated")
+    mods = at.opcode.split(".")
+    if "parity" not in mods or "relaxed" in mods:
+        raise unsupported(at, "only waits by parity that acquire are emulated")
     result = operands.need_register(at.operands[0], at).row
     address, phase = operands.address(at.operands[1], at), operands.source(at.operands[2], "u4", at)
 
@@ -137,6 +141,40 @@ def _bar(at: Statement, operands: Operands) -> Run:
     return run
 
 
+# ------------------------------------------------------------------------------------------------ barrier.cluster
+def _cluster_arrive(at: Statement, operands: Operands) -> Run:
+    aligned = "aligned" in at.opcode.split(".")
+
+    def run(warp: Warp, mask: Mask | None) -> None:
+        if aligned:
+            need_whole_warp(mask, at)
+        barrier = warp.cta.cluster.barrier
+        for observer in warp.cta.machine.observers:
+            observer.cluster_arrived(warp, at, barrier)
+        barrier.arrive(warp, lanes_of(mask))
+
+    return run
+
+
+def _cluster_wait(at: Statement, operands: Operands) -> Run:
+    aligned = "aligned" in at.opcode.split(".")
+
+    def run(warp: Warp, mask: Mask | None) -> bool:
+        if aligned:
+            need_whole_warp(mask, at)
+        barrier, lanes = warp.cta.cluster.barrier, lanes_of(mask)
+        if not barrier.has_passed(warp, lanes):
+            warp.waiting = ClusterBarrierWait(barrier)
+            barrier.waiters.append(warp)
+            return True
+        barrier.leave(warp, lanes)
+        for observer in warp.cta.machine.observers:
+            observer.cluster_passed(warp, at, barrier)
+        return False
+
+    return run
+
+
 # ------------------------------------------------------------------------------------------------ others
 def _fence(at: Statement, operands: Operands) -> Run:
     def run(warp: Warp, mask: Mask | None) -> None:
@@ -166,13 +204,14 @@ def _trap(at: Statement, operands: Operands) -> Run:
 
 
 def _nothing(at: Statement, operands: Operands) -> Run:
-    """Hints, and what has no meaning for one grid in one cluster of one CTA."""
+    """Hints, and what has no meaning for one grid."""
     return lambda warp, mask: None
 
 
 TABLE: dict[str, Callable[[Statement, Operands], Run]] = {
     "mbarrier.init": _init, "mbarrier.arrive": _arrive, "mbarrier.try_wait": _try_wait,
     "bar.sync": _bar, "bar.arrive": _bar, "barrier.sync": _bar, "barrier.arrive": _bar, "bar.warp.sync": _nothing,
+    "barrier.cluster.arrive": _cluster_arrive, "barrier.cluster.wait": _cluster_wait,
     "fence": _fence, "membar": _fence, "setmaxnreg": _setmaxnreg, "trap": _trap,
     "prefetch": _nothing, "griddepcontrol": _nothing, "nanosleep": _nothing,
 }  # fmt: skip

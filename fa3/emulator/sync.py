@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from fa3.emulator.faults import Fault
 
 if TYPE_CHECKING:
+    from fa3.emulator.cluster import Cluster
     from fa3.emulator.cta import Cta
     from fa3.emulator.operations import Group
     from fa3.emulator.warp import Warp
@@ -92,6 +93,52 @@ class NamedBarrier:
             self.cta.machine.wake(self.waiters)
 
 
+@dataclass(eq=False)
+class ClusterBarrier:
+    """The barrier of a cluster: a generation is over when all threads that have not exited have arrived for it (PTX
+    ISA, "barrier.cluster"). Lanes are sets of bits."""
+
+    cluster: Cluster
+    generation: int = 0
+    arrived: dict[Warp, int] = field(default_factory=dict)
+    """The lanes that have arrived in the current generation."""
+    inside: dict[Warp, int] = field(default_factory=dict)
+    """Those that have arrived and not waited yet."""
+    waiters: list[Warp] = field(default_factory=list)
+
+    def arrive(self, warp: Warp, lanes: int) -> None:
+        """Fault if a lane has not waited since it last arrived."""
+        if lanes & self.inside.get(warp, 0):
+            raise Fault("cluster barrier", "a thread arrives at the cluster's barrier again before it has waited there")
+        self.arrived[warp] = self.arrived.get(warp, 0) | lanes
+        self.inside[warp] = self.inside.get(warp, 0) | lanes
+        self.try_complete()
+
+    def has_passed(self, warp: Warp, lanes: int) -> bool:
+        """Whether a wait of these lanes goes on. Fault if one of them has not arrived."""
+        if lanes & ~self.inside.get(warp, 0):
+            raise Fault("cluster barrier", "a thread waits at the cluster's barrier without having arrived there")
+        return not lanes & self.arrived.get(warp, 0)
+
+    def leave(self, warp: Warp, lanes: int) -> None:
+        """These lanes have waited."""
+        self.inside[warp] &= ~lanes
+
+    def missing(self) -> list[Warp]:
+        """The warps with threads that have neither arrived nor exited."""
+        warps = [warp for cta in self.cluster.ctas for warp in cta.warps]
+        return [warp for warp in warps if warp.lanes & ~self.arrived.get(warp, 0)]
+
+    def try_complete(self) -> None:
+        """To be called when somebody has arrived or exited."""
+        if self.arrived and not self.missing():
+            self.generation += 1
+            self.arrived.clear()
+            for observer in self.cluster.machine.observers:
+                observer.cluster_completed(self)
+            self.cluster.machine.wake(self.waiters)
+
+
 @dataclass(frozen=True)
 class MBarrierWait:
     """Waiting for an mbarrier's phase of a parity."""
@@ -120,6 +167,17 @@ class NamedBarrierWait:
 
 
 @dataclass(frozen=True)
+class ClusterBarrierWait:
+    """Waiting in barrier.cluster.wait."""
+
+    barrier: ClusterBarrier
+
+    def __str__(self) -> str:
+        missing = [f"warp {warp.index} of CTA rank {warp.cta.rank}" for warp in self.barrier.missing()]
+        return f"the cluster's barrier, at which are missing: {', '.join(missing)}"
+
+
+@dataclass(frozen=True)
 class BulkWait:
     """Waiting for bulk copies of its own."""
 
@@ -140,4 +198,4 @@ class PollWait:
         return f"something other than {self.value} at the global address {self.address:#x}"
 
 
-Wait = MBarrierWait | NamedBarrierWait | BulkWait | PollWait
+Wait = MBarrierWait | NamedBarrierWait | ClusterBarrierWait | BulkWait | PollWait

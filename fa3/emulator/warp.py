@@ -8,6 +8,7 @@ convergence barriers amount to in code without irreducible loops.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from fa3.sass.ptx_code import Statement
 
 LANES = 32
+ALL_LANES = (1 << LANES) - 1
 Mask = NDArray[np.bool_]
 UNWRITTEN = 0x7FC0DEAD
 """What registers hold before they are written: a NaN that is easy to recognise."""
@@ -64,6 +66,14 @@ class Warp:
     @property
     def exited(self) -> bool:
         return not self.fragments
+
+    @property
+    def lanes(self) -> int:
+        """The lanes that have not exited, as a set of bits."""
+        found = 0
+        for fragment in self.fragments:
+            found |= lanes_of(fragment.mask)
+        return found
 
     def special(self, name: str) -> Any:
         """A special register such as %tid.x."""
@@ -137,13 +147,23 @@ class Warp:
             fragment.at, fragment.mask = block.following, rest
             if block.target >= 0:
                 self.fragments.append(Fragment(block.target, taken.copy()))
+            else:
+                self.cta.cluster.barrier.try_complete()
 
     def _jump(self, fragment: Fragment, target: int) -> None:
         """To the block of a branch, or out of the kernel."""
         if target < 0:
             self.fragments.remove(fragment)
+            self.cta.cluster.barrier.try_complete()
         else:
             fragment.at = target
+
+
+def lanes_of(mask: Mask | None) -> int:
+    """The lanes of a mask as a set of bits."""
+    if mask is None:
+        return ALL_LANES
+    return int.from_bytes(np.packbits(mask, bitorder="little").tobytes(), "little")
 
 
 def _banks(sizes: dict[str, int]) -> dict[str, Any]:
@@ -165,11 +185,26 @@ def _special_registers(cta: Cta, index: int) -> dict[str, Any]:
     gx, gy, gz = cta.machine.launch.grid
     scalars = {
         "%warpid": index, "%ctaid.x": bx, "%ctaid.y": by, "%ctaid.z": bz, "%nctaid.x": gx, "%nctaid.y": gy,
-        "%nctaid.z": gz, "%ntid.x": x, "%ntid.y": y, "%ntid.z": z, "%cluster_ctarank": 0, "%cluster_nctarank": 1,
-        "%clusterid.x": bx, "%nclusterid.x": gx,
+        "%nctaid.z": gz, "%ntid.x": x, "%ntid.y": y, "%ntid.z": z, **_cluster_registers(cta),
     }  # fmt: skip
     arrays = {
         "%tid.x": thread % x, "%tid.y": thread // x % y, "%tid.z": thread // (x * y), "%laneid": lane,
         "%lanemask_lt": (np.uint32(1) << lane) - np.uint32(1),
     }  # fmt: skip
     return {**arrays, **{name: np.uint32(value) for name, value in scalars.items()}}
+
+
+def _cluster_registers(cta: Cta) -> dict[str, int]:
+    launch, cluster = cta.machine.launch, cta.cluster
+    found = {
+        "%cluster_ctarank": cta.rank,
+        "%cluster_nctarank": prod(launch.cluster),
+        "%is_explicit_cluster": int(cta.machine.explicit_cluster),
+    }
+    grid = [ctas // size for ctas, size in zip(launch.grid, launch.cluster, strict=True)]
+    for name, sizes in (
+        ("%cluster_ctaid", cta.inside), ("%cluster_nctaid", launch.cluster), ("%clusterid", cluster.place),
+        ("%nclusterid", grid),
+    ):  # fmt: skip
+        found |= {f"{name}.{axis}": size for axis, size in zip("xyz", sizes, strict=True)}
+    return found

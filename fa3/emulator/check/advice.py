@@ -22,6 +22,11 @@ ADVICE = {
     "the same warps.",
     "named barrier left mid-phase": "Make every role take equally many turns; who arrives once too often leaves an "
     "arrival behind.",
+    # ---- clusters
+    "CTA not started": "Put the cluster's barrier (barrier.cluster.arrive and wait, by all threads) behind the "
+    "initialisation and in front of the first access to another CTA.",
+    "exited CTA": "A CTA must not end while others may reach into it: let all threads meet at the cluster's barrier "
+    "(arrive with release semantics, and wait) behind the last access, or wait for the last copies and arrivals.",
     # ---- shared memory
     "overwritten while read": "Make the writer wait until every reader has released the stage, and release only what "
     "has been read to the end (wait_group before the arrival).",
@@ -70,6 +75,8 @@ FAULT_ADVICE = {
     "mbarrier arrivals": "More arrivals than the phase counts: the arrive count is too small, or a warp releases a "
     "stage twice.",
     "named barrier": ADVICE["named barrier"],
+    "cluster barrier": "Every thread arrives at the cluster's barrier once, then waits there once, in turn.",
+    "cluster": "Map both addresses with mapa to the same CTA rank.",
     "divergence": "Let the whole warp execute this together: move it out of the branch, or elect in front of it.",
     "tma": ADVICE["descriptor"],
     "wgmma": "Compare the layout of the operand in shared memory with the descriptor that was built from it.",

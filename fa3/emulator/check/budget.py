@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fa3.emulator.blocks import Step
     from fa3.emulator.cta import Cta
     from fa3.emulator.machine import Machine
-    from fa3.emulator.sync import NamedBarrier
+    from fa3.emulator.sync import ClusterBarrier, NamedBarrier
     from fa3.emulator.warp import Mask, Warp
     from fa3.sass.ptx_code import Statement
 
@@ -45,6 +45,9 @@ class RegisterBudgets(Checker):
     def left(self, warp: Warp, at: Statement, barrier: NamedBarrier) -> None:
         self._begins.setdefault(warp.index, None)
 
+    def cluster_passed(self, warp: Warp, at: Statement, barrier: ClusterBarrier) -> None:
+        self._begins.setdefault(warp.index, None)
+
     def stepping(self, warp: Warp, step: Step, mask: Mask | None) -> None:
         if self._begins.get(warp.index, step) is None:
             self._begins[warp.index] = step.statements[0]
@@ -58,7 +61,7 @@ class RegisterBudgets(Checker):
         even = min(REGISTERS_PER_SM // threads // GRANULE * GRANULE, LARGEST)
         if not any(requests) and self.names.registers is None:
             return
-        shares, site = [], (-1, self._first)
+        shares, site = [], Site(-1, self._first)
         for first in range(0, len(requests), WARPS_PER_WARPGROUP):
             group = requests[first : first + WARPS_PER_WARPGROUP]
             site = self._warpgroup(first, group, even) or site
@@ -74,10 +77,10 @@ class RegisterBudgets(Checker):
         said = [[(takes, count, at.line) for takes, count, at in requests] for requests in group]
         taken = None
         if any(one != said[0] for one in said):
-            site = next((first + i, requests[0][2]) for i, requests in enumerate(group) if requests)
+            site = next(Site(first + i, requests[0][2]) for i, requests in enumerate(group) if requests)
             self.find(KIND, site, f"the warps of {self.names.role(first)} do not all execute the same setmaxnreg.")
         for takes, count, at in group[0]:
-            site = (first, at)
+            site = Site(first, at)
             taken = site if takes else taken
             if count % GRANULE or not SMALLEST <= count <= LARGEST:
                 what = f"setmaxnreg {count}: multiples of {GRANULE} from {SMALLEST} to {LARGEST} are allowed."
@@ -96,8 +99,8 @@ class RegisterBudgets(Checker):
             return
         role = f"registers per thread; the budget of {self.names.role(first)} is {planned}."
         if own:
-            self.find(KIND, (first, own[-1][2]), f"{self.names.role(first)} asks for {own[-1][1]} {role}")
+            self.find(KIND, Site(first, own[-1][2]), f"{self.names.role(first)} asks for {own[-1][1]} {role}")
             return
-        others = [(warp, said[-1][2]) for warp, said in enumerate(requests) if said]
+        others = [Site(warp, said[-1][2]) for warp, said in enumerate(requests) if said]
         happened = f"{self.names.role(first)} executes no setmaxnreg and stays at {min(even, ENTRY_LIMIT)} {role}"
-        self.find(KIND, (first, self._begins.get(first) or self._first), happened, others[0] if others else None)
+        self.find(KIND, Site(first, self._begins.get(first) or self._first), happened, others[0] if others else None)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-import numpy as np
+from typing import TYPE_CHECKING, NamedTuple
 
 from fa3.emulator.check.advice import advice_for
 from fa3.emulator.check.names import Names
@@ -13,14 +11,21 @@ from fa3.emulator.check.report import Finding, Report
 from fa3.emulator.observe import Observer
 
 if TYPE_CHECKING:
+    from fa3.emulator.cta import Cta
     from fa3.emulator.faults import Fault
-    from fa3.emulator.warp import Mask, Warp
+    from fa3.emulator.sync import MBarrier
+    from fa3.emulator.warp import Warp
     from fa3.sass.ptx_code import Statement
 
-ALL_LANES = (1 << 32) - 1
 
-Site = tuple[int, "Statement | None"]
-"""Who and where: the index of a warp, and a statement."""
+class Site(NamedTuple):
+    """Who and where."""
+
+    warp: int
+    """Its index in the CTA; -1 for nobody in particular."""
+    at: Statement | None
+    rank: int | None = None
+    """Of the CTA in its cluster; None where a cluster is one CTA."""
 
 
 class Checker(Observer):
@@ -46,16 +51,28 @@ class Checker(Observer):
         self.report.add(finding)
 
     def place(self, site: Site) -> Place:
-        warp, at = site
-        return Place.of(self.names.role(warp) if warp >= 0 else "the CTA", warp, at)
+        return Place.of(self.names.role(site.warp) if site.warp >= 0 else "the CTA", site.warp, site.at, site.rank)
+
+    # ---- names, with the CTA where there are several in a cluster
+    def who(self, site: Site) -> str:
+        return of_rank(self.names.warp(site.warp), site.rank)
+
+    def warp(self, warp: Warp) -> str:
+        return of_rank(self.names.warp(warp.index), rank_of(warp.cta))
+
+    def mbarrier(self, barrier: MBarrier) -> str:
+        return of_rank(self.names.mbarrier(barrier.address), rank_of(barrier.cta))
 
 
-def lanes_of(mask: Mask | None) -> int:
-    """The lanes of a mask as a set of bits."""
-    if mask is None:
-        return ALL_LANES
-    return int.from_bytes(np.packbits(mask, bitorder="little").tobytes(), "little")
+def site_of(warp: Warp, at: Statement | None) -> Site:
+    return Site(warp.index, at, rank_of(warp.cta))
 
 
-def site_of(warp: Warp, at: Statement) -> Site:
-    return warp.index, at
+def rank_of(cta: Cta) -> int | None:
+    """The rank of a CTA, or None if it is alone in its cluster."""
+    return cta.rank if len(cta.cluster.ctas) > 1 else None
+
+
+def of_rank(text: str, rank: int | None) -> str:
+    """ "math0 (warp 4) of CTA rank 1"."""
+    return text if rank is None else f"{text} of CTA rank {rank}"

@@ -10,6 +10,7 @@ from fa3.emulator.check.checker import Checker
 from fa3.emulator.check.global_memory import GlobalMemory
 from fa3.emulator.check.in_flight import InFlight
 from fa3.emulator.check.leftovers import Leftovers
+from fa3.emulator.check.lifetimes import Lifetimes
 from fa3.emulator.check.named_barriers import NamedBarriers
 from fa3.emulator.check.names import Names
 from fa3.emulator.check.ordering import Order
@@ -34,7 +35,8 @@ class Checks(Observer):
         before: list[Checker] = [Phases(names, order), NamedBarriers(names, order)]
         after: list[Checker] = [
             SharedMemory(names, order, regions or Regions()), InFlight(names), Uninitialised(names), Leftovers(names),
-            RegisterBudgets(names), Outputs(names, order), GlobalMemory(names, order), Stops(names),
+            RegisterBudgets(names), Outputs(names, order), GlobalMemory(names, order), Lifetimes(names, order),
+            Stops(names),
         ]  # fmt: skip
         self.checkers = (*before, *after)
         for event in EVENTS:

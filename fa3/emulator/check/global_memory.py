@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fa3.emulator.check.boxes import box_of
-from fa3.emulator.check.checker import Checker, Site
+from fa3.emulator.check.checker import Checker, Site, site_of
 from fa3.emulator.check.names import Names
 from fa3.emulator.check.ordering import CtaOrder, Order
 from fa3.emulator.check.places import short
@@ -31,6 +31,7 @@ from fa3.emulator.cuda_abi import PROGRAMMATIC
 
 if TYPE_CHECKING:
     from fa3.emulator.blocks import Step
+    from fa3.emulator.cluster import Cluster
     from fa3.emulator.cta import Cta
     from fa3.emulator.host import Allocation
     from fa3.emulator.machine import Machine
@@ -65,8 +66,8 @@ class Sum:
 
 
 @dataclass
-class CtaGlobal:
-    """What the warps of a CTA know of global memory, by events of the CTA's order. Numbers of touches are sets of bits:
+class ClusterGlobal:
+    """What the warps of a cluster know of global memory, by events of its order. Numbers of touches are sets of bits:
     bit n for touch n."""
 
     order: CtaOrder
@@ -81,7 +82,7 @@ class CtaGlobal:
 
     def __post_init__(self) -> None:
         self.waited = self.order.events.new()
-        self.order.more_live.append(self._live)
+        self.order.cluster.more_live.append(self._live)
 
     def known(self, known: int) -> int:
         """The touches that lie behind who knows these events."""
@@ -92,7 +93,7 @@ class CtaGlobal:
         return found
 
     def _live(self) -> int:
-        common, live = self.order.common, self.waited
+        common, live = self.order.cluster.common, self.waited
         for event in [event for event in self.touches if event & common]:
             self.by_all |= self.touches.pop(event)
         for event in self.touches:
@@ -106,7 +107,7 @@ class GlobalMemory(Checker):
     def __init__(self, names: Names, order: Order) -> None:
         super().__init__(names)
         self.order = order
-        self._ctas: dict[Cta, CtaGlobal] = {}
+        self._clusters: dict[Cluster, ClusterGlobal] = {}
         self._earlier: list[Allocation] = []
         self._counters: list[Allocation] = []
         self._sums: list[Sum] = []
@@ -131,11 +132,11 @@ class GlobalMemory(Checker):
         if step.statements[0].opcode == "griddepcontrol.wait":
             self.order.of(warp).acquire(self.order.lanes(warp), self._cta(warp.cta).waited)
 
-    def _depends(self, site: Site, cta: CtaGlobal, address: int, known: int) -> None:
+    def _depends(self, site: Site, cta: ClusterGlobal, address: int, known: int) -> None:
         for allocation in self._earlier:
             if allocation.address <= address < allocation.address + allocation.nbytes and not known & cta.waited:
                 happened = (
-                    f"{self.names.warp(site[0])} touches {allocation.name}, which an earlier kernel of the chain "
+                    f"{self.who(site)} touches {allocation.name}, which an earlier kernel of the chain "
                     f"writes, and no griddepcontrol.wait lies behind it."
                 )
                 self.find(DEPENDENCY, site, happened, subject=allocation.name)
@@ -145,7 +146,7 @@ class GlobalMemory(Checker):
         if not len(addresses) or not (self._earlier or self._sums or self._counters):
             return
         cta, me, lanes = self._cta(warp.cta), self.order.of(warp), self.order.lanes(warp)
-        site, first = (warp.index, at), int(addresses[0])
+        site, first = site_of(warp, at), int(addresses[0])
         self._depends(site, cta, first, me.by_threads(lanes))
         if _inside(self._counters, first):
             self._count(warp, at, first, write)
@@ -186,7 +187,7 @@ class GlobalMemory(Checker):
     def issued(self, warp: Warp, operation: Operation) -> None:
         if operation.kind == "wgmma" or not (self._earlier or self._sums):
             return
-        cta, lanes, site = self._cta(warp.cta), self.order.lanes(warp), (warp.index, operation.at)
+        cta, lanes, site = self._cta(warp.cta), self.order.lanes(warp), site_of(warp, operation.at)
         known = self.order.of(warp).by_engine(lanes)
         first, end = operation.global_range
         if not end and (box := box_of(operation, lanes)) is not None:
@@ -203,7 +204,7 @@ class GlobalMemory(Checker):
         self._meet(target, words, touch, cta.known(known), adds, write)
 
     def joined(self, warp: Warp, at: Statement, groups: Sequence[Group], read: bool) -> None:
-        cta = self._ctas.get(warp.cta)
+        cta = self._clusters.get(warp.cta.cluster)
         if cta is None or read:
             return
         complete = 0
@@ -231,8 +232,8 @@ class GlobalMemory(Checker):
     def _unordered(self, kind: str, site: Site, other: Site, target: Sum, adds: bool) -> None:
         does = "adds to" if adds else "touches"
         happened = (
-            f"{self.names.warp(site[0])} {does} {target.name} where {self.names.warp(other[0])} of this or another CTA "
-            f"does so at {short(other[1])}: nothing orders the two."
+            f"{self.who(site)} {does} {target.name} where {self.who(other)} of this or another CTA "
+            f"does so at {short(other.at)}: nothing orders the two."
         )
         self.find(kind, site, happened, other, target.name)
 
@@ -244,14 +245,14 @@ class GlobalMemory(Checker):
     def _sum(self, address: int) -> Sum | None:
         return next((target for target in self._sums if target.first <= address < target.end), None)
 
-    def _cta(self, cta: Cta) -> CtaGlobal:
-        found = self._ctas.get(cta)
+    def _cta(self, cta: Cta) -> ClusterGlobal:
+        found = self._clusters.get(cta.cluster)
         if found is None:
-            found = self._ctas[cta] = CtaGlobal(self.order.cta(cta))
+            found = self._clusters[cta.cluster] = ClusterGlobal(self.order.cta(cta))
         return found
 
     def finished(self, cta: Cta) -> None:
-        self._ctas.pop(cta, None)
+        self._clusters.pop(cta.cluster, None)
 
 
 def _inside(allocations: Sequence[Allocation], address: int) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from fa3.emulator.check.checker import Checker
+from fa3.emulator.check.checker import Checker, site_of
 from fa3.emulator.check.names import Names
 from fa3.emulator.check.places import short
 from fa3.emulator.check.register_sets import RegisterNames
@@ -126,20 +126,20 @@ class InFlight(Checker):
         flying = self._warps.pop(warp, None)
         if flying is None:
             return
-        who = self.names.warp(warp.index)
+        who = self.warp(warp)
         if flying.open:
-            site = (warp.index, flying.open[0].at)
+            site = site_of(warp, flying.open[0].at)
             self.find("wgmma never committed", site, f"{who} ends without a commit of this WGMMA.")
         for group in flying.groups.values():
             if group:
-                site = (warp.index, group[0].at)
+                site = site_of(warp, group[0].at)
                 self.find("wgmma never waited for", site, f"{who} ends without a wait for this WGMMA.")
 
     def _found(self, kind: str, warp: Warp, at: Statement, does: str, hit: int, flying: Flying) -> None:
         owner = next(o for o in reversed(flying.all) if (o.registers_written | o.registers_read) & hit)
         what = "accumulators" if kind.startswith("acc") else "A operand"
         happened = (
-            f"{self.names.warp(warp.index)} {does} {self._registers.text(hit)}, {what} of the WGMMA at "
+            f"{self.warp(warp)} {does} {self._registers.text(hit)}, {what} of the WGMMA at "
             f"{short(owner.at)}, which no wait_group has covered."
         )
-        self.find(kind, (warp.index, at), happened, (warp.index, owner.at))
+        self.find(kind, site_of(warp, at), happened, site_of(warp, owner.at))

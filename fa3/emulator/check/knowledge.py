@@ -10,10 +10,12 @@ Sets of events pass from warp to warp through barriers: who arrives hands over w
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
 
-from fa3.emulator.check.checker import ALL_LANES
+from fa3.emulator.warp import ALL_LANES
 
 FIRST_LIMIT = 512
 """Events alive at a time before the dead ones are looked for."""
@@ -37,9 +39,9 @@ class Events:
             self._collect()
         return 1 << 2 * self._free.pop()
 
-    def fenced(self, known: int) -> int:
-        """The same events, seen by the async proxy as well."""
-        return known | (known & self.happened) << 1
+    def fenced(self, known: int, but: int = 0) -> int:
+        """The same events, seen by the async proxy as well, except for some."""
+        return known | (known & self.happened & ~but) << 1
 
     def _collect(self) -> None:
         live = self.live()
@@ -51,6 +53,11 @@ class Events:
             self._free = [*range(2 * self.limit - 1, self.limit - 1, -1), *self._free]
             self.limit *= 2
             self.happened = int.from_bytes(b"\x55" * (self.limit // 4), "little")
+
+
+def union(sets: Iterable[int]) -> int:
+    """Sets of events in one."""
+    return reduce(or_, sets, 0)
 
 
 @dataclass(slots=True)
@@ -72,6 +79,8 @@ class WarpKnowledge:
     """By the lanes that made the accesses."""
     told: dict[int, int] = field(default_factory=dict)
     """Lanes -> what they know from waits that only they have passed."""
+    covered: dict[int, int] = field(default_factory=dict)
+    """Lanes -> what lay behind them at a releasing fence: relaxed arrivals hand over that, and no more."""
 
     def access(self, lanes: int) -> int:
         """The event that an access by these lanes belongs to."""
@@ -124,15 +133,29 @@ class WarpKnowledge:
         else:
             self.told[lanes] = self.told.get(lanes, 0) | known
 
-    def fence(self, lanes: int) -> None:
-        """fence.proxy.async, executed by these lanes."""
-        self.known = self.events.fenced(self.known)
+    def cover(self, lanes: int, known: int) -> None:
+        """These lanes executed a fence that releases what they know of `known`."""
+        self.covered[lanes] = self.covered.get(lanes, 0) | known
+
+    def relaxed(self, lanes: int) -> int:
+        """What these lanes hand over when they arrive somewhere without releasing."""
+        return union(known for who, known in self.covered.items() if who & lanes)
+
+    @property
+    def all(self) -> int:
+        """What any lane of the warp knows or has done."""
+        mine = union(own.open | own.closed for own in self.own.values())
+        return self.known | mine | union(self.told.values())
+
+    def fence(self, lanes: int, but: int = 0) -> None:
+        """fence.proxy.async, executed by these lanes; `but` are events that it does not fence."""
+        self.known = self.events.fenced(self.known, but)
         for who, known in self.told.items():
             if not who & ~lanes:
-                self.told[who] = self.events.fenced(known)
+                self.told[who] = self.events.fenced(known, but)
         for owners, own in self.own.items():
             if not owners & ~lanes:
-                own.closed = self.events.fenced(own.closed | own.open)
+                own.closed = self.events.fenced(own.closed | own.open, but)
                 own.open = 0
 
     def join(self) -> None:
@@ -163,5 +186,6 @@ class WarpKnowledge:
     def forget(self, kept: int) -> None:
         self.known &= kept
         self.told = {lanes: known & kept for lanes, known in self.told.items()}
+        self.covered = {lanes: known & kept for lanes, known in self.covered.items()}
         for own in self.own.values():
             own.closed &= kept

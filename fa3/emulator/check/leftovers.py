@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fa3.emulator.check.checker import Checker
+from fa3.emulator.check.checker import Checker, site_of
 from fa3.emulator.check.names import Names
 
 if TYPE_CHECKING:
@@ -53,22 +53,22 @@ class Leftovers(Checker):
             self._loads[barrier] = [load for load in waiting if not load.done]
 
     def exited(self, warp: Warp) -> None:
-        who = self.names.warp(warp.index)
+        who = self.warp(warp)
         for operation in self._open.pop(warp, []):
             happened = f"{who} ends, but the copy that it started here belongs to no group: nothing waits for it."
-            self.find("copy never committed", (warp.index, operation.at), happened)
+            self.find("copy never committed", site_of(warp, operation.at), happened)
         for operations in self._closed.pop(warp, {}).values():
             for operation in operations:
                 happened = f"{who} ends without a wait for the copy that it started here."
-                self.find("copy never waited for", (warp.index, operation.at), happened)
+                self.find("copy never waited for", site_of(warp, operation.at), happened)
 
     def finished(self, cta: Cta) -> None:
         for barrier in [barrier for barrier in self._loads if barrier.cta is cta]:
             for load in self._loads.pop(barrier):
-                name = self.names.mbarrier(barrier.address)
-                happened = f"nobody waits for the copy that {self.names.warp(load.warp.index)} started here, which "
+                name = self.mbarrier(barrier)
+                happened = f"nobody waits for the copy that {self.warp(load.warp)} started here, which "
                 happened += f"reports to {name}."
                 plan = self.names.plan(barrier.address)
                 self.find(
-                    "load never waited for", (load.warp.index, load.at), happened, subject=plan.edge if plan else ""
+                    "load never waited for", site_of(load.warp, load.at), happened, subject=plan.edge if plan else ""
                 )

@@ -11,11 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from fa3.emulator.check.checker import ALL_LANES, Checker, Site
+from fa3.emulator.check.checker import Checker, Site, site_of
 from fa3.emulator.check.names import Names
 from fa3.emulator.check.ordering import Order
 from fa3.emulator.check.places import short
 from fa3.emulator.sync import WARP_THREADS
+from fa3.emulator.warp import ALL_LANES
 
 if TYPE_CHECKING:
     from fa3.emulator.cta import Cta
@@ -42,7 +43,7 @@ class NamedBarriers(Checker):
         """CTA -> number of a barrier -> its current generation."""
 
     def entered(self, warp: Warp, at: Statement, barrier: NamedBarrier, threads: int, sync: bool) -> None:
-        site, number = (warp.index, at), barrier.number
+        site, number = site_of(warp, at), barrier.number
         current = self._ctas.setdefault(warp.cta, {})
         generation = current.setdefault(number, Generation())
         self._check_threads(warp, at, number, threads, generation)
@@ -60,7 +61,7 @@ class NamedBarriers(Checker):
             del current[number]
 
     def _check_threads(self, warp: Warp, at: Statement, number: int, threads: int, generation: Generation) -> None:
-        site, name = (warp.index, at), self.names.named(number)
+        site, name = site_of(warp, at), self.names.named(number)
         if threads % WARP_THREADS or not 0 < threads <= WARP_THREADS * len(warp.cta.warps):
             self._found(
                 site, number, f"enters {name} for {threads} threads; a multiple of 32 up to the CTA's is needed"
@@ -74,7 +75,7 @@ class NamedBarriers(Checker):
         meeting = self.names.meeting(number)
         if meeting is None:
             return
-        if site[0] not in meeting:
+        if site.warp not in meeting:
             here = f"is for {self.names.warps(meeting)}" if meeting else "is not used"
             self._found(site, number, f"enters {self.names.named(number)}, which {here}")
         elif threads != WARP_THREADS * len(meeting):
@@ -92,8 +93,8 @@ class NamedBarriers(Checker):
                 self.find("named barrier left mid-phase", site, happened, subject=self._event(number))
 
     def _found(self, site: Site, number: int, what: str, other: Site | None = None) -> None:
-        where = f" (at {short(other[1])})" if other else ""
-        self.find("named barrier", site, f"{self.names.warp(site[0])} {what}{where}.", other, self._event(number))
+        where = f" (at {short(other.at)})" if other else ""
+        self.find("named barrier", site, f"{self.who(site)} {what}{where}.", other, self._event(number))
 
     def _event(self, number: int) -> str:
         """Without the role: "turn"."""

@@ -39,6 +39,11 @@ class BarrierPlan:
     bytes: int
     """Bytes of a phase; 0 where no copy reports to it."""
 
+    @property
+    def times(self) -> int:
+        """How often each warp arrives in a phase: once, or once for each CTA that has such a warp."""
+        return max(1, self.arrivals // max(1, len(self.warps)))
+
 
 class Names:
     """Of a kernel that nothing is known about."""

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from fa3.emulator.check.boxes import box_of, element_addresses
-from fa3.emulator.check.checker import Checker, Site
+from fa3.emulator.check.checker import Checker, Site, site_of
 from fa3.emulator.check.names import Names
 from fa3.emulator.check.ordering import Order
 from fa3.emulator.check.places import short
@@ -82,10 +82,10 @@ class Outputs(Checker):
     def memory(self, warp: Warp, at: Statement, addresses: Addresses, nbytes: int, write: bool) -> None:
         if write and len(addresses):
             adds = at.name in ("atom", "red")
-            self._write((warp.index, at), addresses.astype(np.uint64), nbytes, adds)
+            self._write(site_of(warp, at), addresses.astype(np.uint64), nbytes, adds)
 
     def issued(self, warp: Warp, operation: Operation) -> None:
-        site, adds = (warp.index, operation.at), operation.kind.endswith("reduce")
+        site, adds = site_of(warp, operation.at), operation.kind.endswith("reduce")
         if operation.kind.startswith("tma"):
             self._tensor(site, operation, adds)
         elif operation.kind in ("bulk.store", "bulk.reduce"):
@@ -122,8 +122,8 @@ class Outputs(Checker):
         if len(again) and not adds:
             element, other = int(elements[again[0]]), output.sites[int(writers[again[0]])]
             happened = (
-                f"{self.names.warp(site[0])} writes {len(again)} elements of {output.name} again, from "
-                f"{output.index_of(element)} on, which {self.names.warp(other[0])} has written at {short(other[1])}."
+                f"{self.who(site)} writes {len(again)} elements of {output.name} again, from "
+                f"{output.index_of(element)} on, which {self.who(other)} has written at {short(other.at)}."
             )
             self.find("written twice", site, happened, other, output.name)
         if not output.sites or output.sites[-1] != site:
@@ -138,5 +138,5 @@ class Outputs(Checker):
                     f"{len(missing)} of {int(output.elements.sum())} elements of {output.name} are never written, the "
                     f"first of them {output.index_of(int(missing[0]))}."
                 )
-                site = output.sites[-1] if output.sites else (-1, None)
+                site = output.sites[-1] if output.sites else Site(-1, None)
                 self.find("never written", site, happened, subject=output.name)

@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from fa3.emulator.check.checker import Checker, Site
+from fa3.emulator.check.checker import Checker, Site, site_of
 from fa3.emulator.check.names import BarrierPlan, Names, count_of
 from fa3.emulator.check.ordering import Order
 from fa3.emulator.check.places import short
@@ -49,11 +49,11 @@ class Phases(Checker):
 
     # ---- init
     def initialised(self, warp: Warp, at: Statement, barrier: MBarrier) -> None:
-        site, name = (warp.index, at), self.names.mbarrier(barrier.address)
+        site, name = site_of(warp, at), self.mbarrier(barrier)
         plan = self.names.plan(barrier.address)
         before = [old for old in self._history if old.cta is barrier.cta and old.address == barrier.address]
         for old in before:
-            happened = f"{self.names.warp(warp.index)} initialises {name}, which was initialised before."
+            happened = f"{self.warp(warp)} initialises {name}, which was initialised before."
             self.find("barrier initialised twice", site, happened, self._history.pop(old).init, _edge(plan))
         if plan and plan.arrivals != barrier.count:
             happened = f"{name} is initialised for {count_of(barrier.count, 'arrival')} in a phase; "
@@ -63,8 +63,8 @@ class Phases(Checker):
 
     # ---- arrivals
     def arrived(self, warp: Warp, at: Statement, barrier: MBarrier, count: int, expected: int) -> None:
-        site, plan = (warp.index, at), self.names.plan(barrier.address)
-        meeting = self.order.cta(warp.cta).mbarriers[barrier.address]
+        site, plan = site_of(warp, at), self.names.plan(barrier.address)
+        meeting = self.order.cta(barrier.cta).mbarriers[barrier.address]
         known = self.order.of(warp).by_threads(self.order.lanes(warp))
         if meeting.initialised & ~known:
             self._not_visible(site, barrier, plan)
@@ -73,7 +73,7 @@ class Phases(Checker):
         if plan and expected and expected != plan.bytes:
             self._bytes(site, barrier, plan, expected)
         elif expected > LARGEST_TX:
-            name = self.names.mbarrier(barrier.address)
+            name = self.mbarrier(barrier)
             happened = f"{expected} bytes are announced to {name}; an mbarrier counts to {LARGEST_TX}."
             self.find("transaction bytes", site, happened)
         history = self._history.get(barrier)
@@ -82,7 +82,7 @@ class Phases(Checker):
             history.last = site
 
     def _bytes(self, site: Site, barrier: MBarrier, plan: BarrierPlan, expected: int) -> None:
-        happened = f"{self.names.warp(site[0])} announces {expected} bytes to {plan.name}; a stage has {plan.bytes}."
+        happened = f"{self.who(site)} announces {expected} bytes to {self.mbarrier(barrier)}; a stage has {plan.bytes}."
         self.find("transaction bytes", site, happened, subject=plan.edge)
 
     def issued(self, warp: Warp, operation: Operation) -> None:
@@ -90,8 +90,8 @@ class Phases(Checker):
         if barrier is None:
             return
         self._issued[operation] = barrier.phases
-        site, plan = (warp.index, operation.at), self.names.plan(barrier.address)
-        meeting = self.order.cta(warp.cta).mbarriers[barrier.address]
+        site, plan = site_of(warp, operation.at), self.names.plan(barrier.address)
+        meeting = self.order.cta(barrier.cta).mbarriers[barrier.address]
         known = self.order.of(warp).by_engine(self.order.lanes(warp))
         if meeting.initialised << 1 & ~known:
             self._not_visible(site, barrier, plan)
@@ -99,7 +99,7 @@ class Phases(Checker):
             self._unordered(site, barrier, plan, "starts a copy that reports to")
 
     def transferred(self, operation: Operation, barrier: MBarrier, nbytes: int) -> None:
-        site = (operation.warp.index, operation.at)
+        site = site_of(operation.warp, operation.at)
         phase = self._issued.pop(operation, barrier.phases)
         history = self._history.get(barrier)
         if phase != barrier.phases:
@@ -110,8 +110,8 @@ class Phases(Checker):
     def _early(self, site: Site, barrier: MBarrier, history: History | None, phase: int) -> None:
         plan = self.names.plan(barrier.address)
         happened = (
-            f"a copy of {self.names.warp(site[0])} was started in phase {phase} of "
-            f"{self.names.mbarrier(barrier.address)}, but the phase completed without its bytes: fewer bytes were "
+            f"a copy of {self.who(site)} was started in phase {phase} of "
+            f"{self.mbarrier(barrier)}, but the phase completed without its bytes: fewer bytes were "
             f"announced than are loaded."
         )
         self.find("transaction bytes", site, happened, history.last if history else None, _edge(plan))
@@ -121,22 +121,22 @@ class Phases(Checker):
         history, plan = self._history.get(barrier), self.names.plan(barrier.address)
         if history is None:
             return
-        if plan and history.last and any(history.arrivals[warp] != 1 for warp in plan.warps):
+        if plan and history.last and any(history.arrivals[warp] != plan.times for warp in plan.warps):
             self._incomplete(barrier, plan, history)
         history.arrivals.clear()
 
     def _incomplete(self, barrier: MBarrier, plan: BarrierPlan, history: History) -> None:
         missing = {warp for warp in plan.warps if not history.arrivals[warp]}
-        often = {warp for warp, times in history.arrivals.items() if times > 1}
-        what = f"phase {barrier.phases - 1} of {plan.name} is complete"
+        often = {warp for warp, times in history.arrivals.items() if times > plan.times}
+        what = f"phase {barrier.phases - 1} of {self.mbarrier(barrier)} is complete"
         what += f" without {self.names.warps(missing)}" if missing else ""
         what += f"; {self.names.warps(often)} arrived more than once" if often else ""
         assert history.last is not None
         self.find("early phase", history.last, what + ".", history.init, plan.edge)
 
     def passed(self, warp: Warp, at: Statement, barrier: MBarrier, parity: int) -> None:
-        site, plan = (warp.index, at), self.names.plan(barrier.address)
-        meeting = self.order.cta(warp.cta).mbarriers[barrier.address]
+        site, plan = site_of(warp, at), self.names.plan(barrier.address)
+        meeting = self.order.cta(barrier.cta).mbarriers[barrier.address]
         known = self.order.of(warp).by_threads(self.order.lanes(warp))
         if meeting.initialised & ~known:
             self._not_visible(site, barrier, plan)
@@ -147,21 +147,19 @@ class Phases(Checker):
     def _not_visible(self, site: Site, barrier: MBarrier, plan: BarrierPlan | None) -> None:
         history = self._history.get(barrier)
         happened = (
-            f"{self.names.warp(site[0])} uses {self.names.mbarrier(barrier.address)}, but its initialisation need not "
+            f"{self.who(site)} uses {self.mbarrier(barrier)}, but its initialisation need not "
             f"be visible there: no fence and barrier lie in between."
         )
         self.find("barrier not visible", site, happened, history.init if history else None)
 
     def _unordered(self, site: Site, barrier: MBarrier, plan: BarrierPlan | None, does: str) -> None:
         history = self._history.get(barrier)
-        name, at = self.names.mbarrier(barrier.address), history.last if history else None
+        name, at = self.mbarrier(barrier), history.last if history else None
         before = barrier.phases - 1 - (does == "waits for")
-        what = (
-            f"{self.names.warp(site[0])} {does} phase {before + 1} of {name}, but does not know that phase {before} is "
-        )
+        what = f"{self.who(site)} {does} phase {before + 1} of {name}, but does not know that phase {before} is "
         what += "over: the wait may pass at once." if does == "waits for" else "over, and may meet that one."
         if at:
-            what += f" The last to arrive there was {self.names.warp(at[0])} at {short(at[1])}."
+            what += f" The last to arrive there was {self.who(at)} at {short(at.at)}."
         self.find("barrier phase", site, what, at, _edge(plan))
 
     # ---- ends
@@ -174,7 +172,7 @@ class Phases(Checker):
     def _left(self, barrier: MBarrier, history: History) -> None:
         plan = self.names.plan(barrier.address)
         came = barrier.count - barrier.pending
-        happened = f"the CTA ends while phase {barrier.phases} of {self.names.mbarrier(barrier.address)} has {came} of "
+        happened = f"the CTA ends while phase {barrier.phases} of {self.mbarrier(barrier)} has {came} of "
         happened += f"{barrier.count} arrivals"
         if barrier.tx:
             happened += f" and {abs(barrier.tx)} bytes {'too many' if barrier.tx < 0 else 'missing'}"

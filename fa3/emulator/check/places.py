@@ -29,14 +29,16 @@ class Place:
     """The Python line, stripped; empty if the file cannot be read."""
     ptx_line: int
     ptx: str
+    rank: int | None = None
+    """Of the CTA in its cluster; None where a cluster is one CTA."""
 
     @classmethod
-    def of(cls, role: str, warp: int, at: Statement | None) -> Place:
+    def of(cls, role: str, warp: int, at: Statement | None, rank: int | None = None) -> Place:
         if at is None or at.source is None:
             ptx, line = (str(at), at.line) if at else ("", 0)
-            return cls(role, warp, "", 0, "", line, ptx[:120])
+            return cls(role, warp, "", 0, "", line, ptx[:120], rank)
         file = at.source.file
-        return cls(role, warp, shown(file), at.source.line, text_of(file, at.source.line), at.line, str(at)[:120])
+        return cls(role, warp, shown(file), at.source.line, text_of(file, at.source.line), at.line, str(at)[:120], rank)
 
     @property
     def line_of_source(self) -> tuple[str, int]:
@@ -45,6 +47,7 @@ class Place:
 
     def __str__(self) -> str:
         who = f"{self.role} (warp {self.warp})" if self.warp >= 0 else self.role
+        who += "" if self.rank is None else f" of CTA rank {self.rank}"
         if not self.file:
             return f"{who} at PTX line {self.ptx_line}: {self.ptx}" if self.ptx_line else who
         return f"{who} at {self.file}:{self.line} (PTX line {self.ptx_line}): {self.text}"

@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from fa3.emulator.check.checker import Checker
+from fa3.emulator.check.checker import Checker, site_of
 from fa3.emulator.check.in_flight import MMA
 from fa3.emulator.check.names import Names
 from fa3.emulator.check.register_sets import RegisterNames
@@ -59,8 +59,8 @@ class Uninitialised(Checker):
                 read |= writes
             if read & missing & ~written:
                 text = self._registers.text(read & missing & ~written)
-                happened = f"{self.names.warp(warp.index)} reads {text}, which it has never written."
-                self.find("uninitialised register", (warp.index, at), happened)
+                happened = f"{self.warp(warp)} reads {text}, which it has never written."
+                self.find("uninitialised register", site_of(warp, at), happened)
             written |= writes
 
     def exited(self, warp: Warp) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from fa3.emulator.check.checker import Checker, Site
+from fa3.emulator.check.checker import Checker, Site, site_of
 from fa3.emulator.check.names import Names
 from fa3.emulator.check.ordering import CtaOrder, Order
 from fa3.emulator.check.places import short
@@ -44,7 +44,7 @@ class Access:
     @property
     def by(self) -> str:
         """With what it was done: "TMA", "WGMMA", "st", ..."""
-        at = self.site[1]
+        at = self.site.at
         name = at.name if at else ""
         return {"cp": "TMA", "wgmma": "WGMMA"}.get(name, name)
 
@@ -73,8 +73,8 @@ class CtaMemory:
     """The words of mbarriers, as a set of bits."""
 
     def __post_init__(self) -> None:
-        self.order.more_live.append(self._live)
-        self.order.more_forget.append(self._forget)
+        self.order.cluster.more_live.append(self._live)
+        self.order.cluster.more_forget.append(self._forget)
 
     def all_writers(self, region: int) -> int:
         """The first bits of all events that wrote it."""
@@ -82,7 +82,7 @@ class CtaMemory:
 
     def _live(self) -> int:
         """Events that somebody may still meet. What all warps know, nobody can."""
-        common, live = self.order.common, 0
+        common, live = self.order.cluster.common, 0
         for sets in (self.readers, self.writers, self.fenced_writers):
             for region, events in sets.items():
                 sets[region] = events & ~common
@@ -110,17 +110,26 @@ class SharedMemory(Checker):
         if region is None:
             return
         lanes, me = self.order.lanes(warp), self.order.of(warp)
-        access = Access((warp.index, at), engine=False)
+        access = Access(site_of(warp, at), engine=False)
         self._access(self._cta(warp.cta), region, write, me.access(lanes), me.by_threads(lanes), access)
 
+    def remote(self, warp: Warp, at: Statement, cta: Cta, addresses: Addresses, nbytes: int, write: bool) -> None:
+        region = self.regions.of_lanes(addresses, nbytes)
+        if region is None:
+            return
+        known = self.order.of(warp).by_threads(self.order.lanes(warp))
+        access = Access(site_of(warp, at), engine=False)
+        self._access(self._cta(cta), region, write, self.order.far[warp], known, access)
+
     def issued(self, warp: Warp, operation: Operation) -> None:
-        cta, access = self._cta(warp.cta), Access((warp.index, operation.at), engine=True)
+        access = Access(site_of(warp, operation.at), engine=operation.kind != "st.async")
         event = self.order.event_of(operation)
         known = self.order.of(warp).by_engine(self.order.lanes(warp))
-        for words, write in ((operation.reads, False), (operation.writes, True)):
+        accesses = ((operation.reads, warp.cta, False), (operation.writes, operation.target, True))
+        for words, cta, write in accesses:
             region = self.regions.of_words(words) if len(words) else None
             if region is not None:
-                self._access(cta, region, write, event, known, access)
+                self._access(self._cta(cta), region, write, event, known, access)
 
     def _access(self, cta: CtaMemory, region: Region, write: bool, event: int, known: int, access: Access) -> None:
         number = region.number
@@ -175,7 +184,7 @@ class SharedMemory(Checker):
         if not len(missing):
             cta.full.add(region.number)
             return
-        at = access.site[1]
+        at = access.site.at
         first = 4 * int(missing[0])
         what = f"{len(missing)} of {len(region.words)} words, from {self.names.shared(first, first)} on"
         cta.unwritten.setdefault(at.line if at else 0, (access.site, what))
@@ -193,11 +202,11 @@ class SharedMemory(Checker):
     def _race(
         self, region: Region, near: Region, write: bool, wrote: bool, new: Access, old: Access, fence_only: bool
     ) -> None:
-        self._racing.update(at.line for _, at in (new.site, old.site) if at)
+        self._racing.update(at.line for at in (new.site.at, old.site.at) if at)
         first = max(region.first, near.first)
         place = self.names.shared(first, min(region.last, near.last))
-        me, he = self.names.warp(new.site[0]), self.names.warp(old.site[0])
-        there = f"by {old.by} at {short(old.site[1])}"
+        me, he = self.who(new.site), self.who(old.site)
+        there = f"by {old.by} at {short(old.site.at)}"
         if fence_only:
             kind = "no proxy fence"
             what = f"{me} {'writes' if write else 'reads'} {place} by {new.by}, in the async proxy, after {he} has "
@@ -218,7 +227,7 @@ class SharedMemory(Checker):
     def _overwritten(self, cta: CtaMemory, region: Region, access: Access) -> None:
         hit = cta.barriers & region.bits
         address = 4 * ((hit & -hit).bit_length() - 1) & ~7
-        happened = f"{self.names.warp(access.site[0])} writes over {self.names.mbarrier(address)} by {access.by}."
+        happened = f"{self.who(access.site)} writes over {self.names.mbarrier(address)} by {access.by}."
         self.find("barrier overwritten", access.site, happened)
 
     # ---- CTAs
@@ -237,7 +246,7 @@ class SharedMemory(Checker):
         """Reads of what was not written, unless a race was found there."""
         for line, (site, what) in cta.unwritten.items() if cta else ():
             if line not in self._racing:
-                happened = f"{self.names.warp(site[0])} reads shared memory that nobody has written: {what}."
+                happened = f"{self.who(site)} reads shared memory that nobody has written: {what}."
                 self.find(UNINITIALISED, site, happened)
 
     def _cta(self, cta: Cta) -> CtaMemory:

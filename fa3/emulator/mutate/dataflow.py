@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 
 from fa3.config.types import ROWS_OF_WARPGROUP
 from fa3.emulator.check.boxes import box_of
-from fa3.emulator.check.checker import ALL_LANES, Checker, Site, lanes_of
+from fa3.emulator.check.checker import Checker, Site, site_of
 from fa3.emulator.check.names import ForwardNames
 from fa3.emulator.operands import parts
+from fa3.emulator.warp import ALL_LANES, lanes_of
 from fa3.pipeline.schedule import WARPS_PER_WARPGROUP
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class Dataflow(Checker):
     def passed(self, warp: Warp, at: Statement, barrier: MBarrier, parity: int) -> None:
         plan = self.names.plan(barrier.address)
         if plan and plan.edge in ("k", "v"):
-            self._waited[warp] = (warp.index, at)
+            self._waited[warp] = site_of(warp, at)
 
     # ---- what is read
     def issued(self, warp: Warp, operation: Operation) -> None:
@@ -117,11 +118,11 @@ class Dataflow(Checker):
             first = int(operation.writes[0])
             row, head, batch = box[1][1:]
             self._boxes[warp.cta][first] = Box(
-                self.names.buffer(4 * first), (row, head, batch), (warp.index, operation.at)
+                self.names.buffer(4 * first), (row, head, batch), site_of(warp, operation.at)
             )
 
     def _multiplied(self, warp: Warp, operation: Operation) -> None:
-        step, site = self._step[warp], (warp.index, operation.at)
+        step, site = self._step[warp], site_of(warp, operation.at)
         self._step[warp] += 1
         read = {box for start in self._starts_of(warp, operation.reads) if (box := self._boxes[warp.cta].get(start))}
         gemms = self._gemms[warp]
@@ -182,7 +183,7 @@ class Dataflow(Checker):
         happened = (
             f"{self.names.warp(warp.index)} {gives} key {key} in row {row}, which sees the keys below {max(limit, 0)}."
         )
-        self.find(MASK, (warp.index, operation.at), happened, scores)
+        self.find(MASK, site_of(warp, operation.at), happened, scores)
 
     # ---- whose rows they are
     def memory(self, warp: Warp, at: Statement, addresses: Addresses, nbytes: int, write: bool) -> None:
@@ -207,7 +208,7 @@ class Dataflow(Checker):
                     f"{self.names.warp(warp.index)} reads {len(batches)} blocks for the {what} of rows {first} to "
                     f"{last} of head {head}, which see {len(due)}."
                 )
-                site = batches[-1][1] if batches else self._waited.get(warp, (warp.index, None))
+                site = batches[-1][1] if batches else self._waited.get(warp, Site(warp.index, None))
                 self.find(BLOCK, site, happened)
             for (boxes, gemm), place in zip(batches, due, strict=False):
                 for box in boxes:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fa3.emulator.faults import Unsupported
 from fa3.emulator.observe import Addresses, Observer
 from fa3.emulator.timing import events as e
 from fa3.emulator.timing.ops import lower, read_counts
@@ -60,6 +62,8 @@ class Recorder(Observer):
 
     # ---- runs and CTAs
     def started(self, machine: Machine) -> None:
+        if prod(machine.launch.cluster) > 1:
+            raise Unsupported(f"there is no timeline of clusters; this launch has clusters of {machine.launch.cluster}")
         self.traces = {}
         program = machine.program
         self._begin(machine.launch.kernel, program.statements, program.labels)

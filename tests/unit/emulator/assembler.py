@@ -116,6 +116,7 @@ def launch_of(
     smem: int = 4096,
     block: Triple | None = None,
     memory: Sequence[NDArray[Any]] = (),
+    cluster: Triple = (1, 1, 1),
 ) -> Launch:
     """A launch of a program. `memory`: arrays that the kernel may touch though no argument points to them."""
     arrays = [*(a for a in arguments if isinstance(a, np.ndarray)), *memory]
@@ -124,6 +125,7 @@ def launch_of(
         grid,
         block or (program.threads, 1, 1),
         smem,
+        cluster,
         params=[_passed(argument)[1] for argument in arguments],
         allocations=[Allocation(f"a{i}", a.ctypes.data, a.nbytes, a.flags.writeable) for i, a in enumerate(arrays)],
     )
@@ -140,11 +142,12 @@ def run(
     observers: Sequence[Observer] = (),
     resident: int = 4,
     memory: Sequence[NDArray[Any]] = (),
+    cluster: Triple = (1, 1, 1),
 ) -> Machine:
     """Assembles a body and runs it. The arrays among the arguments are changed in place."""
     program = assemble(body, arguments, threads)
     block = threads if isinstance(threads, tuple) else (threads, 1, 1)
-    launch: Any = launch_of(program, arguments, grid, smem, block, memory)
+    launch: Any = launch_of(program, arguments, grid, smem, block, memory, cluster)
     return machine.run(program, launch, policy=policy, seed=seed, observers=observers, resident=resident)
 
 

@@ -390,12 +390,14 @@ def test_a_cta_is_finished_only_when_its_stores_are() -> None:
 @pytest.mark.parametrize(
     "statement",
     [
-        f"{TMA}.2d.{TO_SHARED}.multicast::cluster [{TILE}], [%rd0, {{0, 0}}], [{SHARED}], %h0",
         f"{TMA}.3d.{TO_SHARED.replace('tile', 'im2col')} [{TILE}], [%rd0, {{0, 0, 0}}], [{SHARED}], {{%h0}}",
         f"{TMA}.2d.{TO_SHARED} [{TILE}], [%rd0], [{SHARED}]", "cp.async.bulk.prefetch.L2.global [%rd0], 128",
         "cp.async.ca.shared.global [%r0], [%rd0], 16", "cp.async.bulk.wait_group %r0", "cp.async.wait_all",
         "mbarrier.test_wait.parity.shared.b64 %p0, [%r0], 0", "mbarrier.arrive.noComplete.shared.b64 %rd0, [%r0], 1",
-        "barrier.cluster.arrive", "mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64 _, [%r0], 16",
+        "mbarrier.arrive.release.cluster.shared::cluster.b64 %rd0, [%r0], 16",
+        "mbarrier.try_wait.parity.relaxed.cluster.shared::cta.b64 %p0, [%r0], 0",
+        "cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.add.u32 [%r0], [%r1], 16, [%r2]",
+        "st.async.shared::cluster.b32 [%r0], %r1, [%r2]", "red.async.shared::cluster.add.u32 [%r0], %r1, [%r2]",
     ],
 )  # fmt: skip
 def test_what_is_not_modelled_is_refused(statement: str) -> None:

@@ -30,6 +30,7 @@ def check(
     seeds: Sequence[int] = (0,),
     smem: int = 4096,
     grid: tuple[int, int, int] = (1, 1, 1),
+    cluster: tuple[int, int, int] = (1, 1, 1),
 ) -> Report:
     """What the checkers find in a body under several schedules."""
     program = assemble(body, arguments, threads)
@@ -37,7 +38,7 @@ def check(
     for policy in policies:
         for seed in seeds:
             checks = Checks(names or Names("k"))
-            launch: Any = launch_of(program, arguments, grid, smem)
+            launch: Any = launch_of(program, arguments, grid, smem, cluster=cluster)
             try:
                 machine.run(program, launch, policy=policy, seed=seed, observers=[checks])
             except Fault as fault:
