@@ -11,10 +11,17 @@ Design = Literal["registers", "shared", "pairs"]
 DQGemm = Literal["transposed", "rows", "lone"]
 DQStore = Literal["staged", "direct"]
 DQStart = Literal["cleared", "stored"]
+KeyOrder = Literal["heads", "sections"]
 Part = Literal["backward_prepare", "backward", "backward_finish"]
 Wanted = Literal["q", "k", "v", "qk", "qv", "kv", "qkv"]
 """Which of dQ, dK and dV are computed."""
-BACKWARD_STRATEGY_FIELDS = {"design": Design, "dq_gemm": DQGemm, "dq_store": DQStore, "dq_start": DQStart}
+BACKWARD_STRATEGY_FIELDS = {
+    "design": Design,
+    "dq_gemm": DQGemm,
+    "dq_store": DQStore,
+    "dq_start": DQStart,
+    "order": KeyOrder,
+}
 PARTS: tuple[Part, ...] = ("backward_prepare", "backward", "backward_finish")
 ALL: Wanted = "qkv"
 
@@ -47,8 +54,6 @@ class BackwardConfig:
     """Whether dQ is started while dV is under way; not where registers are too few to keep both."""
     scores_ahead: bool = False
     """Whether S of the next query block is started before the last dQ of this one leaves; not in design `registers`."""
-    dv_before_ds: bool = True
-    """Whether dV is started before dS is computed; not where registers are too few for P in both precisions."""
     dq_gemm: DQGemm = "transposed"
     """Who computes what of dQ. `transposed`: dQ^T = K^T dS^T, each warpgroup 64 of the dimensions. `rows`: dQ = dS K,
     each warpgroup 64 of the rows. `lone`: dQ = dS K by the first warpgroup."""
@@ -57,6 +62,10 @@ class BackwardConfig:
     dq_start: DQStart = "cleared"
     """What the sum of dQ starts from. `cleared`: zeros of `backward_prepare`. `stored`: the part of the CTA that comes
     first, which spares the zeros; the others must wait for it."""
+    order: KeyOrder = "heads"
+    """Of the CTAs. `heads`: all key blocks of a head, then those of the next. `sections`: of some heads at a time all
+    first key blocks, then all second ones; under a causal mask these are the longest. Deterministic sums have orders of
+    their own."""
     dq_pieces: int = 1
     """Pieces in which a slice of dQ goes through shared memory."""
     stages_dq: int = 1
@@ -133,12 +142,13 @@ class BackwardKey:
         dims = f"d{c.head_dim}" if c.head_dim == c.head_dim_v else f"d{c.head_dim}v{c.head_dim_v}"
         mask = "causal" if c.causal else "full"
         only = "" if self.wanted == ALL else f"_only_{self.wanted}"
-        steps = "o" * c.overlap_dq + "v" * c.dv_before_ds + "a" * c.scores_ahead
+        steps = "o" * c.overlap_dq + "a" * c.scores_ahead
         flags = "_dlse" * self.dlse + "_ordered" * self.deterministic + only
         return (
             f"{self.part}_{self.dtype}_{dims}_{mask}_m{c.tile_m}n{c.tile_n}"
             f"_q{c.stages_q}do{c.stages_do}ds{c.stages_ds}{steps}"
-            f"_w{c.math_warpgroups}_{c.design}_{c.dq_gemm}_{c.dq_store}_{c.dq_start}{c.dq_pieces}s{c.stages_dq}{flags}"
+            f"_w{c.math_warpgroups}_{c.design}_{c.dq_gemm}_{c.dq_store}_{c.dq_start}"
+            f"_{c.order}_p{c.dq_pieces}s{c.stages_dq}{flags}"
         )
 
     def as_dict(self) -> dict[str, object]:

@@ -7,22 +7,23 @@ from typing import Any
 from .backward import BackwardConfig
 from .table import MAX_HEAD_DIM
 
-WIDE: dict[str, Any] = {"design": "shared", "tile_m": 64, "stages_ds": 1}
-PAIRS: dict[str, Any] = {**WIDE, "design": "pairs", "dq_store": "direct", "scores_ahead": True}
+WIDE: dict[str, Any] = {"design": "shared", "tile_m": 64, "stages_ds": 1, "scores_ahead": True}
+THREE: dict[str, Any] = {**WIDE, "tile_n": 96, "math_warpgroups": 3}
+TWO: dict[str, Any] = {**WIDE, "tile_n": 80, "stages_do": 1, "dq_store": "direct"}
 
 BACKWARD: tuple[BackwardConfig, ...] = (
-    BackwardConfig(64, 64, causal=False, tile_m=128, tile_n=128, dv_before_ds=False, dq_gemm="rows"),
-    BackwardConfig(64, 64, causal=True, tile_m=128, tile_n=128, dv_before_ds=False, dq_gemm="rows"),
+    BackwardConfig(64, 64, causal=False, tile_m=128, tile_n=128, dq_gemm="rows"),
+    BackwardConfig(64, 64, causal=True, tile_m=128, tile_n=128, dq_gemm="rows", dq_start="stored"),
     BackwardConfig(96, 96, causal=False, tile_m=64, tile_n=128, dq_gemm="lone"),
-    BackwardConfig(96, 96, causal=True, tile_m=64, tile_n=128, dq_gemm="lone"),
-    BackwardConfig(128, 128, causal=False, tile_m=80, tile_n=128, overlap_dq=False, dv_before_ds=False),
-    BackwardConfig(128, 128, causal=True, tile_m=64, tile_n=128),
-    BackwardConfig(192, 128, causal=False, tile_n=96, math_warpgroups=3, **WIDE),
-    BackwardConfig(192, 128, causal=True, tile_n=96, math_warpgroups=3, **WIDE),
-    BackwardConfig(192, 192, causal=False, tile_n=96, math_warpgroups=3, stages_do=1, **WIDE),
-    BackwardConfig(192, 192, causal=True, tile_n=96, math_warpgroups=3, stages_do=1, **WIDE),
-    BackwardConfig(256, 256, causal=False, tile_n=80, stages_do=1, **PAIRS),
-    BackwardConfig(256, 256, causal=True, tile_n=80, stages_do=1, **PAIRS),
+    BackwardConfig(96, 96, causal=True, tile_m=64, tile_n=128, dq_gemm="lone", dq_start="stored", order="sections"),
+    BackwardConfig(128, 128, causal=False, tile_m=80, tile_n=128, overlap_dq=False),
+    BackwardConfig(128, 128, causal=True, tile_m=64, tile_n=128, dq_start="stored", order="sections"),
+    BackwardConfig(192, 128, causal=False, **THREE),
+    BackwardConfig(192, 128, causal=True, order="sections", **THREE),
+    BackwardConfig(192, 192, causal=False, stages_do=1, **THREE),
+    BackwardConfig(192, 192, causal=True, stages_do=1, order="sections", **THREE),
+    BackwardConfig(256, 256, causal=False, **TWO),
+    BackwardConfig(256, 256, causal=True, order="sections", **TWO),
 )
 """Rows in the order in which they are tried: the first that is wide enough wins."""
 

@@ -438,15 +438,11 @@ class Math:
     def _gradients(self, q: Cursor, do: Cursor, ds: Cursor, out: Cursor):
         """dS = P * (dP - D); dV += P^T dO; dQ = dS K; dK += dS^T Q. Returns the cursor of the next dQ."""
         gemms = self.gemms
-        early = self.plan.config.dv_before_ds
         gemms.take_p()
-        if cutlass.const_expr(early):
-            gemms.start_dv(do)
-        wait_gemms(1 if early else 0)
+        wait_gemms(0)
         self.rows.score_gradients(gemms.acc_S, gemms.acc_dP, do)
         gemms.take_ds()
-        if cutlass.const_expr(not early):
-            gemms.start_dv(do)
+        gemms.start_dv(do)
         self.exchange.share(gemms.rdS, ds)
         if cutlass.const_expr(not self.plan.config.overlap_dq):
             wait_gemms(0)
@@ -784,14 +780,10 @@ def multiply(acc: cute.Tensor, factor: Float32):
 
 
 DQ_STARTS: dict[str, Any] = {"cleared": AnyOrder, "stored": FirstComes}
-ORDERS: dict[tuple[bool, bool], Any] = {
-    (False, False): KeysFirst,
-    (False, True): FirstKeysFirst,  # few key blocks of one head at a time: fewer that must wait for one another
-    (True, False): FirstKeysFirst,
-    (True, True): LastKeysFirst,
-}
-"""(causal, deterministic) -> order of the CTAs. With sums in a fixed order a CTA may wait only for one that starts
-earlier, so ranks (`parts/key_mask.py`) follow it."""
+ORDERS: dict[str, Any] = {"heads": KeysFirst, "sections": FirstKeysFirst}
+FIXED_ORDERS: dict[bool, Any] = {False: FirstKeysFirst, True: LastKeysFirst}
+"""causal -> order of the CTAs where sums have a fixed order: few key blocks of a head at a time, so that few must wait
+for one another. A CTA waits only for one that starts earlier: ranks (`parts/key_mask.py`) follow the order."""
 
 
 class Backward:
@@ -806,7 +798,7 @@ class Backward:
         check_backward(key.config)
         self.smem_bytes = 0  # what the storage takes, known once the kernel has been traced
         self.mask = KEY_MASKS[key.config.causal]
-        self.order = ORDERS[key.config.causal, key.deterministic]
+        self.order = FIXED_ORDERS[key.config.causal] if key.deterministic else ORDERS[key.config.order]
 
     @cute.jit
     def __call__(

@@ -127,7 +127,8 @@ def test_an_address_tells_its_rank(wide: bool) -> None:
 def test_loads_and_stores_of_another_cta(policy: str) -> None:
     """Each lane writes to one CTA of four, which depends on the lane, and reads from another."""
     body = f"""
-      mov.u32 %r0, %laneid; add.u32 %r1, %r0, {RANK}; and.b32 %r1, %r1, 3; shl.b32 %r2, %r0, 2; add.u32 %r2, %r2, {DATA};
+      mov.u32 %r0, %laneid; add.u32 %r1, %r0, {RANK}; and.b32 %r1, %r1, 3;
+      shl.b32 %r2, %r0, 2; add.u32 %r2, %r2, {DATA};
       mad.lo.u32 %r3, {RANK}, 100, %r0;
       {MEET} {far("%r2", "%r4", "%r1")} st.shared::cluster.b32 [%r4], %r3; {MEET}
       add.u32 %r5, %r1, 1; and.b32 %r5, %r5, 3; {far("%r2", "%r6", "%r5")} ld.shared::cluster.b32 %r7, [%r6]; {MEET}"""
@@ -306,7 +307,7 @@ def test_asynchronous_stores_of_64_bits_count_their_bytes() -> None:
             self.found.append(nbytes)
 
     sizes = Sizes()
-    store_two = f"st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b64 [%r2], {{%rd0, 5}}, [%r3]"
+    store_two = "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b64 [%r2], {%rd0, 5}, [%r3]"
     body = f"""
       {initialised(1)} {MEET} mov.b64 %rd0, 3; {far(DATA, "%r2")} {far(BARRIER, "%r3")} {by_thread(0, store_two + ";")}
       {MEET} ld.shared.b64 %rd1, [{DATA + 8}]; cvt.u32.u64 %r4, %rd1;"""
