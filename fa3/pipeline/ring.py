@@ -134,7 +134,7 @@ def copy_to_peer(target, source, nbytes: int, barrier, peer, *, loc=None, ip=Non
 
 def make_rings(topology: Topology, barriers: cute.Pointer) -> dict[str, Ring]:
     """Binds every edge to its barriers in shared memory (`topology.barriers` 64-bit words from `barriers`)."""
-    rings = {}
+    rings: dict[str, Ring] = {}
     for plan in topology.plans:
         full = barriers + plan.first_barrier
         empty = full + plan.edge.stages
