@@ -2,6 +2,7 @@
 
 deep    one head: the rings go around several times; several key blocks, the last of them cut
 wide    several CTAs at a time, two query heads for a head of K and V, both lengths cut
+short   one query block, and a last key block that lacks one key
 edge    more queries than keys, fewer columns than the kernel is padded to; under a causal mask rows that see no key
 """
 
@@ -68,7 +69,7 @@ def shapes(key: BackwardKey) -> tuple[Shape, ...]:
         return deep, edge
     if key.config.causal:
         deep = Shape("deep", 3 * m + 8, 3 * m + 12)
-    return deep, wide, edge
+    return deep, wide, edge, Shape("short", m - 8, 2 * n - 1)
 
 
 @cache
