@@ -172,10 +172,14 @@ def _load(at: Statement, operands: Operands) -> Run:
     address = operands.address(at.operands[1], at)
     if len(registers) != count:
         raise unsupported(at)
-    if {"acquire", "relaxed"} & set(at.opcode.split(".")):
+    if "acquire" in at.opcode.split("."):
         return _poll(at, space, address, registers, size)
+    may_poll = "relaxed" in at.opcode.split(".") and space == "global" and (count, size) == (1, 4)
+    poll = _poll(at, space, address, registers, size) if may_poll else None
 
-    def run(warp: Warp, mask: Mask | None) -> None:
+    def run(warp: Warp, mask: Mask | None) -> bool | None:
+        if poll is not None and mask is not None and mask.sum() == 1:
+            return poll(warp, mask)
         raw = _gather(warp, at, space, active(address(warp), mask), size * count)
         columns: Any = np.ascontiguousarray(raw).view(read)
         for i, (register, view) in enumerate(zip(registers, views, strict=True)):
@@ -184,6 +188,7 @@ def _load(at: Statement, operands: Operands) -> Run:
                 target[:] = columns[:, i].astype(target.dtype)
             else:
                 target[mask] = columns[:, i].astype(target.dtype)
+        return None
 
     return run
 

@@ -2,6 +2,8 @@
 
 deep    one head: the rings go around several times; several key blocks, the last of them cut
 wide    several CTAs at a time, two query heads for a head of K and V, both lengths cut
+short   one query block, a last key block that lacks one key, and scores so low that a key which does not exist, whose
+        score is 0, has a weight of infinity if it is not hidden
 edge    more queries than keys, fewer columns than the kernel is padded to; under a causal mask rows that see no key
 """
 
@@ -26,6 +28,8 @@ TOLERANCE = {"bf16": 2**-6, "fp16": 2**-9}
 EXACT = 2**-16
 """Of sums in float32, likewise."""
 DLSE = 0.5
+LOW = -120.0
+"""A score of which exp(-score) is infinite in float32."""
 SMS = 3
 
 
@@ -40,6 +44,8 @@ class Shape:
     """Query heads for the one head of K and V."""
     less: int = 0
     """Columns that the head dimensions are narrower than the tile."""
+    score: float = 0.0
+    """Is added to all scores."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +74,7 @@ def shapes(key: BackwardKey) -> tuple[Shape, ...]:
         return deep, edge
     if key.config.causal:
         deep = Shape("deep", 3 * m + 8, 3 * m + 12)
-    return deep, wide, edge
+    return deep, wide, edge, Shape("short", m - 8, 2 * n - 1, score=LOW)
 
 
 @cache
@@ -98,6 +104,8 @@ def _exact(key: BackwardKey, shape: Shape) -> Exact:
     q, do = tensor(shape.rows, shape.group, c.head_dim), tensor(shape.rows, shape.group, c.head_dim_v)
     k, v = tensor(shape.keys, 1, c.head_dim), tensor(shape.keys, 1, c.head_dim_v)
     scale = 1 / math.sqrt(c.head_dim)
+    if shape.score:
+        q[..., 0], k[..., 0] = shape.score / scale, 1.0
     o, lse = reference.attention(q, k, v, scale, c.causal)
     dlse = torch.full(lse.shape, DLSE) if key.dlse else None
     gradients = reference.gradients(do, q, k, v, scale, c.causal, dlse)

@@ -40,6 +40,7 @@ BACKWARD_ATTEMPTS = (
     ("wide", "random"),
     ("deep", "late"),
     ("edge", "random"),
+    ("short", "random"),
     ("wide", "starve:1-1"),
 )
 """(problem, policy), tried in this order until something is found. Most rules hold for every schedule, so that the
