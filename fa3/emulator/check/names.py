@@ -38,6 +38,8 @@ class BarrierPlan:
     """Their roles."""
     bytes: int
     """Bytes of a phase; 0 where no copy reports to it."""
+    across: bool = False
+    """Whether the warps are those of the other CTAs of the cluster."""
 
     @property
     def times(self) -> int:
@@ -174,6 +176,8 @@ class PlannedNames(Names):
         edge = plan.edge
         writers = edge.fillers(stage)
         warps = frozenset().union(*(_issuing(self.schedule[name]) for name in writers))
+        if edge.across:  # one warp announces what the other CTA sends
+            warps = frozenset(sorted(warps)[: plan.full_arrivals])
         name = f"{edge.name}.full[{stage}]"
         return BarrierPlan(name, edge.name, plan.full_arrivals, warps, writers, edge.bytes)
 
@@ -181,7 +185,8 @@ class PlannedNames(Names):
         edge = plan.edge
         readers = (edge.consumers[stage],) if edge.private else edge.consumers
         warps = frozenset().union(*(_issuing(self.schedule[name]) for name in readers))
-        return BarrierPlan(f"{edge.name}.empty[{stage}]", edge.name, plan.empty_arrivals, warps, readers, 0)
+        name = f"{edge.name}.empty[{stage}]"
+        return BarrierPlan(name, edge.name, plan.empty_arrivals, warps, readers, 0, edge.across)
 
     # ---- buffers
     def shared(self, first: int, last: int) -> str:

@@ -134,7 +134,8 @@ class Stops(Checker):
     def _expected(
         self, cta: Cta, barrier: Barrier | None, plan: BarrierPlan | None, ever: frozenset[Who]
     ) -> frozenset[Who]:
-        """Who should come to a barrier: by the plan, in the CTAs of those who have ever come; else just they."""
+        """Who should come to a barrier: by the plan, in the CTAs of those who have ever come; else just they. Where
+        nobody has ever come, the plan says whether another CTA should."""
         if isinstance(barrier, ClusterBarrier):
             return frozenset(_who(warp) for warp in barrier.missing())
         planned = plan.warps if plan else None
@@ -142,7 +143,8 @@ class Stops(Checker):
             planned = self.names.meeting(barrier.number) or None
         if planned is None:
             return ever
-        ranks = {rank for rank, _ in ever} or {rank_of(cta)}
+        others = {rank_of(other) for other in cta.cluster.ctas if other is not cta}
+        ranks = {rank for rank, _ in ever} or (others if plan and plan.across else {rank_of(cta)})
         return frozenset((rank, index) for rank in ranks for index in planned if index < len(cta.warps))
 
     def _waits_for_blocked(self, one: Blocked, blocked: list[Blocked]) -> bool:
