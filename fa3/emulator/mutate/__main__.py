@@ -34,7 +34,7 @@ def keys() -> list[KernelKey]:
 
 def backward_keys() -> list[BackwardKey]:
     """Likewise of the backward: those that sum dQ in a fixed order, and at head dim 64 the others, which know who is
-    first in another way. Without those in clusters, which are not emulated."""
+    first in another way. Without those in clusters, whose barriers no operator changes."""
     found = [key for key in record.backward_keys() if key.dtype == "bf16" and key.config.cluster == 1]
     return [key for key in found if key.deterministic or key.config.head_dim == 64]
 

@@ -204,10 +204,11 @@ def sums_in_rows(c: BackwardConfig, sums: Tensor, rows: int, columns: int) -> Te
 
 
 def _key_blocks(key: BackwardKey, exact: Exact) -> Tensor:
-    """How many key blocks each query block sees."""
+    """How many key blocks each query block sees; pairs of them where CTAs work in pairs."""
     c = key.config
     seen = reference.visible(exact.q.shape[1], exact.k.shape[1], c.causal)
-    blocks = [[bool(keys.any()) for keys in rows.split(c.tile_n, 1)] for rows in seen.split(c.tile_m, 0)]
+    together = c.tile_n * c.cluster
+    blocks = [[bool(keys.any()) for keys in rows.split(together, 1)] for rows in seen.split(c.tile_m, 0)]
     return torch.tensor(blocks).sum(1)
 
 
@@ -219,7 +220,8 @@ def cleared(key: BackwardKey, exact: Exact) -> Tensor:
 
 
 def _turns(key: BackwardKey, exact: Exact, turns: Tensor) -> Tensor:
-    """How often each query block has been counted: by every key block that it sees, and by each of their warpgroups
-    where they add by themselves."""
-    each = key.config.math_warpgroups if key.config.dq_store == "direct" else 1
+    """How often each query block has been counted: by every key block, or pair of them, that it sees, and by each of
+    their warpgroups where they add by themselves."""
+    c = key.config
+    each = c.math_warpgroups * c.cluster if c.dq_store == "direct" else 1
     return (each * _key_blocks(key, exact)).expand(turns.shape).double()

@@ -11,6 +11,7 @@ import math
 import shutil
 import struct
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -178,6 +179,13 @@ def test_limits_are_inclusive():
     limits.check(launch(block=(2, 1, 64)), PROGRAM, 232448)
     with pytest.raises(LaunchError, match="32768 bytes of parameters"):
         limits.check(launch(), Program("kernel", (Param("a", 32768, 4),), 128, None), 232448)  # type: ignore[arg-type]
+
+
+def test_a_cluster_is_that_of_the_ptx():
+    program = replace(PROGRAM, cluster=(2, 1, 1))
+    limits.check(launch(cluster=(2, 1, 1)), program, 100_000)
+    with pytest.raises(LaunchError, match=r"compiled for \(2, 1, 1\) \(.reqnctapercluster\)"):
+        limits.check(launch(cluster=(4, 1, 1)), program, 100_000)
 
 
 # ------------------------------------------------------------------------------------------------ host code in C

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import fa3
+from fa3.config.backward import BackwardConfig, BackwardKey
 from fa3.config.budget import forward_smem, forward_topology
 from fa3.config.table import FORWARD, forward_key
 from fa3.config.types import KernelKey
@@ -46,6 +47,19 @@ def test_every_mbarrier_has_a_name(config: object) -> None:
                 found = names.plan(address)
                 assert found and found.arrivals == count == len(found.warps)
             assert names.plan(full).bytes == plan.edge.bytes and names.plan(empty).bytes == 0
+
+
+def test_edges_between_ctas() -> None:
+    """One warp announces what the other CTA sends; who has read it tells that one."""
+    config = BackwardConfig(
+        256, 256, causal=True, design="pairs", tile_m=64, tile_n=80, stages_do=1, stages_ds=1, dq_store="direct"
+    )
+    names = describe(BackwardKey("backward", config, "bf16"))
+    plans = [plan for plan in map(names.plan, names.mbarriers or ()) if plan and plan.edge == "ds_peer"]
+    full, empty = sorted(plans, key=lambda plan: plan.across)
+    assert (full.name, full.warps, full.arrivals, full.across) == ("ds_peer.full[0]", {4}, 1, False)
+    assert (empty.name, empty.warps, empty.arrivals, empty.across) == ("ds_peer.empty[0]", set(range(4, 12)), 8, True)
+    assert full.bytes == 2 * 64 * 80 and full.times == empty.times == 1
 
 
 @pytest.mark.parametrize("config", FORWARD)

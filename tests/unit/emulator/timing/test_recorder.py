@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import fa3
+from fa3.emulator.faults import Unsupported
 from fa3.emulator.timing import replay
 from fa3.emulator.timing.events import Access, Arrive, Branch, Fence, Join, Math, Trace, Wait
 from fa3.emulator.timing.labels import label
@@ -162,3 +163,8 @@ def test_labels_come_from_file_and_function():
     assert label(inside("step")) == "softmax"
     assert label(Source("/not/there/softmax.py", 3)) == "softmax"
     assert label(Source("/not/there/cursor.py", 3)) == label(None) == "control"
+
+
+def test_clusters_are_refused() -> None:
+    with pytest.raises(Unsupported, match=r"no timeline of clusters; this launch has clusters of \(2, 1, 1\)"):
+        run("barrier.cluster.arrive; barrier.cluster.wait;", grid=(2, 1, 1), cluster=(2, 1, 1), observers=[Recorder()])
