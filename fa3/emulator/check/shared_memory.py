@@ -122,6 +122,7 @@ class SharedMemory(Checker):
         self._access(self._cta(cta), region, write, self.order.far[warp], known, access)
 
     def issued(self, warp: Warp, operation: Operation) -> None:
+        # st.async is not among the operations of the async proxy (PTX ISA, "Async proxy")
         access = Access(site_of(warp, operation.at), engine=operation.kind != "st.async")
         event = self.order.event_of(operation)
         known = self.order.of(warp).by_engine(self.order.lanes(warp))
