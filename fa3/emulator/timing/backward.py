@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -36,9 +37,8 @@ def emulate(key: BackwardKey, blocks: int) -> Trace:
     q, do, o = random(rows, c.head_dim), random(rows, c.head_dim_v), random(rows, c.head_dim_v)
     k, v = random(keys, c.head_dim), random(keys, c.head_dim_v)
     lse = torch.full((1, 1, rows), math.log(keys))
-    runs = record_backward(
-        do, q, k, v, o, lse, causal=c.causal, deterministic=key.deterministic, config=c, sms=math.ceil(keys / c.tile_n)
-    )
+    settings: dict[str, Any] = {"causal": c.causal, "deterministic": key.deterministic, "wanted": key.wanted}
+    runs = record_backward(do, q, k, v, o, lse, **settings, config=c, sms=math.ceil(keys / c.tile_n))
     run = runs[key.part]
     for name in ("lse_log2", "delta"):  # the numbers do not matter, as long as they are some
         if name in run.launch.tensors:
