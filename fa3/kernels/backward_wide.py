@@ -310,7 +310,6 @@ class ScoresInTime:
     def first(self, q: Cursor):
         pass
 
-    @call_site
     def this(self, q: Cursor):
         self.ring.wait(q)
         self.scores.start_scores(q)
@@ -329,7 +328,6 @@ class ScoresAhead:
     ring: Ring
     scores: "Scores"
 
-    @call_site
     def first(self, q: Cursor):
         self.ring.wait(q)
         self.scores.start_scores(q)
@@ -338,7 +336,6 @@ class ScoresAhead:
     def this(self, q: Cursor):
         start_nothing()
 
-    @call_site
     def next(self, q: Cursor, is_last):
         following = q.advance_unless(is_last)
         self.ring.wait(following)

@@ -56,7 +56,7 @@ OF_FORWARD = {
 OF_BACKWARD = {
     **COMMON,
     "bar.sync": (".join()", "sync_threads()", "turnstile."),
-    **dict.fromkeys(WGMMA, (".start",)),
+    **dict.fromkeys(WGMMA, (".start", "start_nothing(")),
     "griddepcontrol.wait": ("griddepcontrol_wait()",),
     "griddepcontrol.launch_dependents": ("griddepcontrol_launch_dependents()",),
     "cp.async.bulk.shared": ("load_row(",),
