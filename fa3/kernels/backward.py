@@ -26,7 +26,8 @@ The algorithm (arXiv 2407.08608, Algorithm 3), in the order of this file:
     epilogue   dK, dV through shared memory, where K and V were, and TMA
 
 S and dP are computed transposed, so that P^T and dS^T come out as the A operands of the GEMMs of dV and dK, in
-registers. `backward_prepare` has written LSE and D before, and cleared dQ; `backward_finish` scales and converts it.
+registers. `backward_prepare` has written LSE and D before, and cleared dQ, unless the row has the first CTA store its
+part (`parts/turnstile.py`); `backward_finish` scales and converts it.
 The three are chained by programmatic dependent launch: each may start before the one before it has ended, and whoever
 needs its results waits for them (`griddepcontrol_wait`).
 

@@ -38,6 +38,36 @@ class Mask(Protocol):
         """Sets the scores of one block that may not be seen to `hidden`."""
 
 
+class KeyMask(Protocol):
+    """The same mask as the backward sees it, whose CTAs own keys (`parts/key_mask.py`)."""
+
+    def first_block(self, n_block: Int32) -> Int32:
+        """The first query block of which some row sees some key of this key block."""
+
+    def cut_blocks(self, n_block: Int32, first: Int32) -> Int32:
+        """How many query blocks, from block `first` on, need `hide`."""
+
+    def rank(self, n_block: Int32, m_block: Int32) -> Int32:
+        """How many of the key blocks that a query block sees come before this one in a fixed order of sums."""
+
+    def hide(self, acc_P: cute.Tensor, first_key: Int32, m_block: Int32) -> None:
+        """P = 0 where it may not be seen; each row is a key. `hide_columns`: each column is one."""
+
+
+class DQTurnstile(Protocol):
+    """Who of the CTAs may put its part of dQ into global memory, and when (`parts/turnstile.py`)."""
+
+    def wait(self, m_block: Int32, head: Int32) -> Any:
+        """Until this CTA may. Returns whether it is the first, which stores its part."""
+
+    def put(self, target: cute.Pointer, source: cute.Pointer, count: int, is_first: Any) -> None: ...
+    def give(self, m_block: Int32, head: Int32, is_first: Any) -> None:
+        """All of this CTA's part is on its way."""
+
+    def close(self, m_block: Int32, head: Int32) -> None:
+        """After the last query block of a head."""
+
+
 class Turns(Protocol):
     """Who may issue to the tensor cores (`PingPong` and `NoTurn` in `fa3/pipeline/barriers.py`)."""
 
