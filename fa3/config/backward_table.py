@@ -7,16 +7,18 @@ from typing import Any
 from .backward import BackwardConfig
 from .table import MAX_HEAD_DIM
 
-WIDE: dict[str, Any] = {"design": "shared", "tile_m": 64, "stages_ds": 1, "scores_ahead": True}
+WIDE: dict[str, Any] = {"design": "shared", "tile_m": 64, "stages_ds": 1}
 THREE: dict[str, Any] = {**WIDE, "tile_n": 96, "math_warpgroups": 3}
-TWO: dict[str, Any] = {**WIDE, "tile_n": 80, "stages_do": 1, "dq_store": "direct"}
+TWO: dict[str, Any] = {**WIDE, "tile_n": 80, "stages_do": 1, "dq_store": "direct", "scores_ahead": True}
 
 # What decided: ratios to flash-attn-4 in one interleaved run on an H200, bf16, at 1k, 4k, 16k (where all were run).
 # - start of dQ's sum, 64 causal: stored 1.02 .99 .99, cleared .97 .98 1.00; 128 causal: stored 1.02 1.02 .98, cleared
 #   .99 1.01 1.00; 128 full: cleared 1.00 1.01 1.00, stored .98 .96 .96
 # - 64 causal, stored, order: heads 1.02 .99 .99, sections .98 .97 .96
 # - 128 full: tile_m 80 1.00 1.01 1.00, 64 1.00 .98 .97
-# - 256 full, 1k and 16k: S ahead 1.28 1.24, in time 1.21 1.18. (192, 128) full, 4k: ahead .96, in time .94
+# - 256 full, 1k and 16k: S ahead 1.28 1.24, in time 1.21 1.18
+# - 192 full and causal, 4k, dV first: S in time .97 1.03, ahead .95 1.02; dQ first, ahead: .75 .84. (192, 128) full, 4k,
+#   dV first: in time .95, ahead .91; dQ first, ahead: .94
 # `docs/performance.md` has what was tried and is in no row.
 BACKWARD: tuple[BackwardConfig, ...] = (
     BackwardConfig(64, 64, causal=False, tile_m=128, tile_n=128, dq_gemm="rows"),
