@@ -17,8 +17,8 @@ TWO: dict[str, Any] = {**WIDE, "tile_n": 80, "stages_do": 1, "dq_store": "direct
 # - 64 causal, stored, order: heads 1.02 .99 .99, sections .98 .97 .96
 # - 128 full: tile_m 80 1.00 1.01 1.00, 64 1.00 .98 .97
 # - 256 full, 1k and 16k: S ahead 1.28 1.24, in time 1.21 1.18
-# - 192 full and causal, 4k, dV first: S in time .97 1.03, ahead .95 1.02; dQ first, ahead: .75 .84. (192, 128) full, 4k,
-#   dV first: in time .95, ahead .91; dQ first, ahead: .94
+# - 192 full and causal, 4k: dV first, S in time .97 1.03, S ahead .95 1.02; dQ first, S ahead .75 .84
+# - (192, 128) full, 4k: dV first, S in time .95, S ahead .91; dQ first, S ahead .94
 # `docs/performance.md` has what was tried and is in no row.
 BACKWARD: tuple[BackwardConfig, ...] = (
     BackwardConfig(64, 64, causal=False, tile_m=128, tile_n=128, dq_gemm="rows"),
